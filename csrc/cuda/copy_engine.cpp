@@ -1,0 +1,105 @@
+// What bounds it: about half a microsecond a copy, then the bus (hardware notes in docs/). Copies of one call do not depend
+// on each other, so that those of middling size are spread over several streams: the DMA units then overlap the set-up of
+// one copy with the bytes of another.
+#include "copy_engine.h"
+
+#include <algorithm>
+#include <vector>
+
+#include "../runs.h"
+#include "streams.h"
+
+namespace kvops::cuda {
+namespace {
+
+struct Copies {
+    std::vector<void*> dst;
+    std::vector<const void*> src;
+    std::vector<size_t> bytes;
+    size_t total = 0;
+
+    void add(const char* from, char* to, int64_t size) {
+        src.push_back(from);
+        dst.push_back(to);
+        bytes.push_back(static_cast<size_t>(size));
+        total += static_cast<size_t>(size);
+    }
+    size_t size() const { return bytes.size(); }
+};
+
+// One batch takes a bounded number of copies: very long ones have failed in drivers.
+constexpr size_t kMaxBatch = 8192;
+
+// Below this many bytes a copy, more streams have been measured to help nothing (reads from the host) or little.
+constexpr size_t kSpreadBytes = 32 << 10;
+
+bool driver_has_batches(const Context& context) {
+#if CUDART_VERSION >= 12080
+    static const int version = [&] {
+        int found = 0;
+        context.check(cudaDriverGetVersion(&found), "cudaDriverGetVersion");
+        return found;
+    }();
+    return version >= 12080;
+#else
+    (void)context;
+    return false;
+#endif
+}
+
+void copy_one_by_one(Copies& copies, size_t begin, size_t end, cudaStream_t stream, const Context& context) {
+    for (size_t i = begin; i < end; ++i) {
+        context.check(cudaMemcpyAsync(copies.dst[i], copies.src[i], copies.bytes[i], cudaMemcpyDefault, stream),
+                      "cudaMemcpyAsync");
+    }
+}
+
+void copy_batches(Copies& copies, size_t begin, size_t end, cudaStream_t stream, const Context& context) {
+#if CUDART_VERSION >= 12080
+    cudaMemcpyAttributes attributes{};
+    attributes.srcAccessOrder = cudaMemcpySrcAccessOrderStream;
+    size_t attributes_from = 0;
+    for (size_t first = begin; first < end; first += kMaxBatch) {
+        const size_t count = std::min(kMaxBatch, end - first);
+#if CUDART_VERSION >= 13000
+        context.check(cudaMemcpyBatchAsync(const_cast<const void**>(copies.dst.data()) + first, copies.src.data() + first,
+                                           copies.bytes.data() + first, count, &attributes, &attributes_from, 1, stream),
+                      "cudaMemcpyBatchAsync");
+#else
+        size_t failed = 0;
+        context.check(cudaMemcpyBatchAsync(copies.dst.data() + first, const_cast<void**>(copies.src.data()) + first,
+                                           copies.bytes.data() + first, count, &attributes, &attributes_from, 1, &failed,
+                                           stream),
+                      "cudaMemcpyBatchAsync");
+#endif
+    }
+#else
+    copy_one_by_one(copies, begin, end, stream, context);
+#endif
+}
+
+}  // namespace
+
+void run_copy(const Plan& plan, const Context& context) {
+    Copies copies;
+    each_run(plan, [&](const char* src, char* dst, int64_t bytes) { copies.add(src, dst, bytes); });
+
+    // A captured batch call would be lost without a word on drivers before CUDA 13.1.
+    if (context.capturing || !driver_has_batches(context)) {
+        copy_one_by_one(copies, 0, copies.size(), context.stream, context);
+        return;
+    }
+    // The batch call refuses the legacy default stream, so that it always runs on streams of our own.
+    const bool spread = copies.size() >= 2 * kInternalStreams && copies.total / copies.size() >= kSpreadBytes;
+    const int streams = spread ? kInternalStreams : 1;
+    Event before(plan.op);
+    before.record(context.stream);
+    for (int i = 0; i < streams; ++i) {
+        const cudaStream_t stream = internal_stream(plan.op, context.device, i);
+        before.wait(stream);
+        copy_batches(copies, copies.size() * i / streams, copies.size() * (i + 1) / streams, stream, context);
+        order(plan.op, stream, context.stream);
+    }
+}
+
+}  // namespace kvops::cuda

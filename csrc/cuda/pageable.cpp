@@ -1,0 +1,83 @@
+#include "pageable.h"
+
+#include <algorithm>
+#include <array>
+#include <memory>
+
+#include "../byte_sets.h"
+#include "../cpu/copy_rows.h"
+#include "../through_buffer.h"
+
+namespace kvops::cuda {
+namespace {
+
+constexpr int64_t kChunkBytes = 16 << 20;  // of each of two pinned buffers: one is filled while the other is on its way
+
+bool is_pinned(const char* address, const Context& context) {
+    cudaPointerAttributes attributes{};
+    context.check(cudaPointerGetAttributes(&attributes, address), "cudaPointerGetAttributes");
+    return attributes.type != cudaMemoryTypeUnregistered && attributes.devicePointer == address;
+}
+
+}  // namespace
+
+bool host_side_is_pinned(const Plan& plan, const Context& context) {
+    const bool src_on_host = plan.src.device < 0;
+    if (!src_on_host && plan.dst.device >= 0) return true;
+    for (const Block& block : plan.blocks) {
+        // One tensor is pinned if its ends are.
+        Block part = block;
+        part.layers = block.several_tensors ? 1 : block.layers;
+        for (int64_t layer = 0; layer < block.layers; layer += part.layers) {
+            const ByteSet bytes = src_on_host ? src_bytes(plan, part) : dst_bytes(plan, part);
+            if (!is_pinned(bytes.first(), context) || !is_pinned(bytes.last(), context)) return false;
+            part.src += block.src_strides.layer;
+            part.dst += block.dst_strides.layer;
+        }
+    }
+    return true;
+}
+
+void run_pageable(const Plan& plan, const Context& context, const std::function<void(const Plan&)>& run) {
+    if (context.capturing) {
+        fail(plan.op, "host memory is pageable, expected pinned memory while the stream is being captured");
+    }
+    const bool from_host = plan.src.device < 0;
+    const Side& host = from_host ? plan.src : plan.dst;
+    const Shape shape = from_host ? Shape::of_src : Shape::of_dst;
+    const int64_t page_size = whole_page_size(plan, host);
+    const int64_t chunk = units_in(plan, kChunkBytes, page_size);
+    const bool several = chunk < plan.count;
+    struct Buffer {
+        char* bytes;
+        Event done;
+        bool used;
+        Halves halves;
+    };
+    const int64_t bytes = buffer_bytes(plan, chunk);
+    std::array<std::unique_ptr<Buffer>, 2> buffers;
+    for (int i = 0; i < (several ? 2 : 1); ++i) {
+        buffers[i].reset(new Buffer{context.surroundings.pinned_bytes(bytes), Event(plan.op), false, {}});
+    }
+    const auto finish = [&](Buffer& buffer) {
+        if (!buffer.used) return;
+        buffer.done.synchronize();
+        buffer.used = false;
+        if (!from_host) copy_rows(buffer.halves.out_of, context.surroundings.parallel_for());
+    };
+    int next = 0;
+    for (int64_t begin = 0; begin < plan.count; begin += chunk) {
+        Buffer& buffer = *buffers[next];
+        next = several ? 1 - next : 0;
+        finish(buffer);
+        buffer.halves = through_buffer(plan, begin, std::min(plan.count, begin + chunk), shape, page_size, buffer.bytes, -1);
+        if (from_host) copy_rows(buffer.halves.into, context.surroundings.parallel_for());
+        run(from_host ? buffer.halves.out_of : buffer.halves.into);
+        buffer.done.record(context.stream);
+        buffer.used = true;
+    }
+    finish(*buffers[next]);
+    if (several) finish(*buffers[1 - next]);
+}
+
+}  // namespace kvops::cuda

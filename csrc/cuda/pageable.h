@@ -1,0 +1,17 @@
+// Host memory that the GPU cannot reach in place: moved through pinned buffers, with the host's threads.
+#pragma once
+
+#include <functional>
+
+#include "../plan.h"
+#include "runtime.h"
+
+namespace kvops::cuda {
+
+// Whether every host block of the plan is pinned memory, which the GPU reads and writes in place.
+bool host_side_is_pinned(const Plan& plan, const Context& context);
+
+// `run` moves a plan whose host side is pinned. All indices lie in host memory. Waits for the GPU.
+void run_pageable(const Plan& plan, const Context& context, const std::function<void(const Plan&)>& run);
+
+}  // namespace kvops::cuda

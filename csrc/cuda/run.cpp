@@ -1,0 +1,139 @@
+// The way of a plan to its engine: which device and stream run it, where its indices must lie, which engine moves it.
+#include "run.h"
+
+#include <atomic>
+#include <string>
+
+#include "../indices.h"
+#include "../move_within_pool.h"
+#include "copy_engine.h"
+#include "faults.h"
+#include "pageable.h"
+#include "peers.h"
+#include "runtime.h"
+#include "sm_kernel.h"
+#include "staged.h"
+
+namespace kvops::cuda {
+namespace {
+
+int running_device(const Plan& plan) { return plan.dst.device >= 0 ? plan.dst.device : plan.src.device; }
+
+Context context_on(int device, const Plan& plan, int num_sms, Surroundings& surroundings) {
+    Context context{plan.op, device, static_cast<cudaStream_t>(surroundings.stream(device)), false, num_sms, surroundings};
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    context.check(cudaStreamIsCapturing(context.stream, &status), "cudaStreamIsCapturing");
+    context.capturing = status != cudaStreamCaptureStatusNone;
+    return context;
+}
+
+void fetch(const Plan& plan, const char* name, Side& side, const char* reason, Surroundings& surroundings) {
+    Indices& indices = side.indices;
+    if (indices.data == nullptr || indices.device < 0 || plan.count == 0) return;
+    DeviceGuard guard(plan.op, indices.device);
+    const Context context = context_on(indices.device, plan, 0, surroundings);
+    if (context.capturing) {
+        fail(plan.op, std::string(name) + " is on cuda:" + std::to_string(indices.device) +
+                          ", expected cpu while the stream is being captured, since " + reason + " needs index values");
+    }
+    // One row of a two-dimensional copy an index: strided indices come in one call. A stride of 0 repeats one index.
+    const size_t width = indices.is_64bit ? 8 : 4;
+    char* values = surroundings.host_bytes(plan.count * static_cast<int64_t>(width));
+    const size_t rows = indices.stride == 0 ? 1 : static_cast<size_t>(plan.count);
+    const size_t pitch = indices.stride == 0 ? width : width * indices.stride;
+    context.check(cudaMemcpy2DAsync(values, width, indices.data, pitch, width, rows, cudaMemcpyDeviceToHost, context.stream),
+                  "cudaMemcpy2DAsync");
+    context.check(cudaStreamSynchronize(context.stream), "cudaStreamSynchronize");
+    indices.data = values;
+    indices.device = -1;
+    if (indices.stride != 0) indices.stride = 1;
+    check_index_values(plan, name, side);
+}
+
+void warn_once_about_pageable_memory(Surroundings& surroundings) {
+    static std::atomic<bool> warned{false};
+    if (warned.exchange(true)) return;
+    surroundings.warn("kvops: host memory is pageable: it is moved through pinned buffers, which is slower and waits for the "
+                      "GPU; allocate it with pin_memory=True");
+}
+
+void run_pinned(const Plan& plan, Engine engine, const Context& context) {
+    switch (engine == Engine::automatic ? choose_engine(plan, context.capturing) : engine) {
+        case Engine::copy: return run_copy(plan, context);
+        case Engine::staged: return run_staged(plan, context);
+        default: return run_sm(plan, context);
+    }
+}
+
+const char* reads_indices(Engine engine) { return engine == Engine::copy ? "the copy engine" : "the staged engine"; }
+
+void fetch_from_other_devices(Plan& plan, int device, Surroundings& surroundings) {
+    for (auto [name, side] : {std::pair<const char*, Side*>{"src_indices", &plan.src}, {"dst_indices", &plan.dst}}) {
+        if (side->indices.device >= 0 && side->indices.device != device) {
+            fetch(plan, name, *side, "a kernel of another device", surroundings);
+        }
+    }
+}
+
+}  // namespace
+
+void fetch_indices(Plan& plan, const char* reason, Surroundings& surroundings) {
+    fetch(plan, "src_indices", plan.src, reason, surroundings);
+    fetch(plan, "dst_indices", plan.dst, reason, surroundings);
+}
+
+void raise_pending_faults(const Plan& plan) {
+    for (const int device : {plan.src.device, plan.dst.device}) {
+        if (device >= 0) raise_pending_fault(plan.op, device);
+        if (plan.src.device == plan.dst.device) return;
+    }
+}
+
+void run(const Plan& given, Engine engine, int num_sms, Surroundings& surroundings) {
+    Plan plan = given;
+    const int device = running_device(plan);
+    DeviceGuard guard(plan.op, device);
+    const Context context = context_on(device, plan, num_sms, surroundings);
+    if (engine == Engine::copy || engine == Engine::staged) fetch_indices(plan, reads_indices(engine), surroundings);
+    fetch_from_other_devices(plan, device, surroundings);
+
+    if (plan.src.device >= 0 && plan.dst.device >= 0 && plan.src.device != plan.dst.device) {
+        if (!reaches(device, plan.src.device, context)) {
+            fetch_indices(plan, "a transfer between GPUs without peer access", surroundings);
+        }
+        return run_between_devices(plan, context, [&](const Plan& part, const Context& on) { run_pinned(part, engine, on); });
+    }
+    if (!host_side_is_pinned(plan, context)) {
+        fetch_indices(plan, "pageable host memory", surroundings);
+        run_pageable(plan, context, [&](const Plan& pinned) { run_pinned(pinned, engine, context); });
+        return warn_once_about_pageable_memory(surroundings);
+    }
+    run_pinned(plan, engine, context);
+}
+
+void run_within_pool(const Plan& given, Engine engine, int num_sms, Surroundings& surroundings) {
+    constexpr int64_t kBufferBytes = 256 << 20;
+    Plan plan = given;
+    const int device = running_device(plan);
+    DeviceGuard guard(plan.op, device);
+    const Context context = context_on(device, plan, num_sms, surroundings);
+    if (engine == Engine::copy) fetch_indices(plan, reads_indices(engine), surroundings);
+    fetch_from_other_devices(plan, device, surroundings);
+
+    int64_t largest = 0;
+    each_layer_group(plan, kBufferBytes, [&](const Plan& part) { largest = std::max(largest, buffer_bytes(part, plan.count)); });
+    char* buffer = surroundings.device_bytes(largest, device);
+    const SkipUnits bad_source{plan.src.indices, plan.src.limit};
+    each_layer_group(plan, kBufferBytes, [&](const Plan& part) {
+        const Halves halves = through_buffer(part, 0, part.count, Shape::of_src, 1, buffer, device);
+        if (engine == Engine::copy) {
+            run_copy(halves.into, context);
+            run_copy(halves.out_of, context);
+        } else {
+            run_sm(halves.into, context);
+            run_sm(halves.out_of, context, &bad_source);
+        }
+    });
+}
+
+}  // namespace kvops::cuda

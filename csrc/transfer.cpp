@@ -1,0 +1,107 @@
+#include "transfer.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "check_overlap.h"
+#include "cpu/copy_rows.h"
+#include "engine.h"
+#include "indices.h"
+#include "move_within_pool.h"
+#include "surroundings.h"
+#ifdef KVOPS_WITH_CUDA
+#include "cuda/run.h"
+#endif
+
+namespace kvops {
+namespace {
+
+// Temporary memory from torch's allocators.
+class TorchSurroundings : public Surroundings {
+   public:
+    char* device_bytes(int64_t bytes, int device) override { return keep(bytes_on_cuda(bytes, device)); }
+    char* host_bytes(int64_t bytes) override { return keep(bytes_on_cpu(bytes)); }
+    char* pinned_bytes(int64_t bytes) override { return keep(bytes_on_cpu(bytes, /*pinned=*/true)); }
+
+    const char* upload(const void* bytes, int64_t size, int device) override {
+        const Tensor pinned = bytes_on_cpu(size, /*pinned=*/true);
+        std::memcpy(pinned.mutable_data_ptr(), bytes, static_cast<size_t>(size));
+        const Tensor uploaded = bytes_on_cuda(size, device);
+        copy_async(uploaded, pinned);
+        return keep(uploaded);
+    }
+
+    void* stream(int device) override { return current_cuda_stream(device); }
+    const ParallelFor& parallel_for() const override { return parallel_for_; }
+    void warn(const char* message) override { kvops::warn(message); }
+
+   private:
+    char* keep(const Tensor& tensor) {
+        kept_.push_back(tensor);
+        return static_cast<char*>(tensor.mutable_data_ptr());
+    }
+
+    std::vector<Tensor> kept_;
+    ParallelFor parallel_for_ = kvops::parallel_for;
+};
+
+void move_within_pool_on_cpu(const Plan& plan, Surroundings& surroundings) {
+    constexpr int64_t kBufferBytes = 256 << 20;
+    int64_t largest = 0;
+    each_layer_group(plan, kBufferBytes, [&](const Plan& part) { largest = std::max(largest, buffer_bytes(part, plan.count)); });
+    char* buffer = surroundings.host_bytes(largest);
+    each_layer_group(plan, kBufferBytes, [&](const Plan& part) {
+        const Halves halves = through_buffer(part, 0, part.count, Shape::of_src, 1, buffer, -1);
+        copy_rows(halves.into, surroundings.parallel_for());
+        copy_rows(halves.out_of, surroundings.parallel_for());
+    });
+}
+
+void run_on_cpu(Plan& plan, bool within_pool, Surroundings& surroundings) {
+    if (within_pool) {
+        move_within_pool_on_cpu(plan, surroundings);
+    } else {
+        copy_rows(plan, surroundings.parallel_for());
+    }
+}
+
+#ifdef KVOPS_WITH_CUDA
+
+void run(Plan& plan, const Request& request, Surroundings& surroundings) {
+    cuda::raise_pending_faults(plan);
+    if (plan.count == 0 || plan.blocks.empty()) return;
+    if (plan.src.device < 0 && plan.dst.device < 0) {
+        cuda::fetch_indices(plan, "a transfer within host memory", surroundings);
+        return run_on_cpu(plan, request.within_pool, surroundings);
+    }
+    const auto engine = static_cast<Engine>(request.engine);
+    const auto num_sms = static_cast<int>(std::min<int64_t>(request.num_sms, 1 << 16));
+    (request.within_pool ? cuda::run_within_pool : cuda::run)(plan, engine, num_sms, surroundings);
+}
+
+#else
+
+void run(Plan& plan, const Request& request, Surroundings& surroundings) {
+    for (const Side* side : {&plan.src, &plan.dst}) {
+        if (side->device >= 0 || side->indices.device >= 0) {
+            fail(plan.op, "a tensor is on a GPU, but this build of kvops has no CUDA kernels (kvops.cuda_available() says why)");
+        }
+    }
+    if (plan.count == 0 || plan.blocks.empty()) return;
+    run_on_cpu(plan, request.within_pool, surroundings);
+}
+
+#endif
+
+}  // namespace
+
+void transfer(const Request& request) {
+    Geometry geometry = Geometry::from(request);
+    check_overlap(request, geometry);
+    const bool any_cache = geometry.plan.src.limit_argument[0] != '\0';
+    if (any_cache) check_index_values(geometry.plan);
+    TorchSurroundings surroundings;
+    run(geometry.plan, request, surroundings);
+}
+
+}  // namespace kvops
