@@ -11,14 +11,16 @@ from __future__ import annotations
 import argparse
 
 import torch
+from measure import interleaved_seconds, save
 
 import kvops
-from measure import interleaved_seconds, save
 
 
 def contenders(rows: int, row_bytes: int, table_rows: int, order: str) -> dict:
     source = torch.randint(0, 256, (table_rows, row_bytes), dtype=torch.uint8)
-    kvops_destination, torch_destination, copy_destination = (torch.zeros(rows, row_bytes, dtype=torch.uint8) for _ in "123")
+    kvops_destination, torch_destination, copy_destination = (
+        torch.zeros(rows, row_bytes, dtype=torch.uint8) for _ in "123"
+    )
     generator = torch.Generator().manual_seed(1)
     if order == "random":
         src_indices = torch.randperm(table_rows, generator=generator)[:rows]

@@ -1,11 +1,12 @@
 """Bandwidth between a GPU pool and pinned host memory, on the grid of SGLang's public HiCache benchmark.
 
-    python benchmarks/hicache.py                 # writes benchmarks/results/hicache.json
-    python benchmarks/hicache.py --quick         # a corner of the grid, on the CPU where there is no GPU; writes nothing
+    python benchmarks/hicache.py            # writes benchmarks/results/hicache.json
+    python benchmarks/hicache.py --quick    # a corner of the grid, on the CPU where there is no GPU; writes nothing
 
-8 layers, 256 Ki tokens on the GPU, 512 Ki in host memory, bf16, page size 1, K and V, host indices sorted. "load" brings one
-layer to the GPU in a call a layer; "store" takes all layers to the host in one call. Every provider is checked against torch
-before it is timed. The ceiling is one contiguous copy of the same bytes for K and one for V, in the same run.
+8 layers, 256 Ki tokens on the GPU, 512 Ki in host memory, bf16, page size 1, K and V, host indices sorted and random.
+"load" brings one layer to the GPU in a call a layer; "store" takes all layers to the host in one call. Every provider
+is checked against the source before it is timed. The ceiling is one contiguous copy of the same bytes for K and one
+for V, in the same run.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ import sys
 from collections.abc import Callable
 
 import torch
+from measure import GpuTimer, save
 from tqdm import tqdm
 
 import kvops
-from measure import GpuTimer, save
 
 LAYERS = 8
 ENGINES = ("auto", "sm", "copy", "staged")
@@ -44,7 +45,9 @@ def fill(pool: torch.Tensor) -> None:
     """Random bytes, each piece turned by another step: drawing gigabytes on the CPU would take minutes."""
     flat = pool.view(torch.int16).view(-1)
     piece = min(flat.numel(), 16 << 20)
-    drawn = torch.randint(-30000, 30000, (piece,), dtype=torch.int16, device="cuda" if torch.cuda.is_available() else "cpu")
+    drawn = torch.randint(
+        -30000, 30000, (piece,), dtype=torch.int16, device="cuda" if torch.cuda.is_available() else "cpu"
+    )
     for number, start in enumerate(range(0, flat.numel(), piece)):
         part = flat[start : start + piece]
         part.copy_(drawn.roll(number)[: part.numel()])
@@ -67,7 +70,13 @@ def loads(pools: Pools, host: torch.Tensor, device: torch.Tensor) -> dict[str, C
         # The copy and staged engines read index values on the host, auto and SM take them as a serving engine has them.
         source, target = (host, device) if engine in ("copy", "staged") else (host_on_device, on_device)
         return lambda layer: kvops.transfer_kv_per_layer(
-            pools.host_k[layer], pools.device_k[layer], pools.host_v[layer], pools.device_v[layer], source, target, engine=engine
+            pools.host_k[layer],
+            pools.device_k[layer],
+            pools.host_v[layer],
+            pools.device_v[layer],
+            source,
+            target,
+            engine=engine,
         )
 
     def with_torch(layer: int) -> None:
@@ -115,22 +124,31 @@ def stores(pools: Pools, host: torch.Tensor, device: torch.Tensor) -> dict[str, 
     return {engine: with_kvops(engine) for engine in engines} | {"torch indexing": with_torch, "ceiling": ceiling}
 
 
-def check(pools: Pools, host: torch.Tensor, device: torch.Tensor, load: Callable[[int], object] | None, store) -> None:
-    place = pools.device_k.device
-    for layer in range(LAYERS):
-        if load:
-            pools.device_k[layer][device.to(place)] = 0
-            pools.device_v[layer][device.to(place)] = 0
-            load(layer)
-    if store:
-        pools.host_k[:, host] = 0
-        pools.host_v[:, host] = 0
-        store()
-    if place.type == "cuda":
+def check(pools: Pools, host: torch.Tensor, device: torch.Tensor, run: Callable[[], object], loads_rows: bool) -> None:
+    """Zeroes some of the rows that `run` writes, runs it, and compares them with their source."""
+    probe = torch.randperm(len(host), generator=torch.Generator().manual_seed(1))[:1024]
+    near_rows, far_rows = device[probe].to(pools.device_k.device), host[probe]
+    for near, far in ((pools.device_k, pools.host_k), (pools.device_v, pools.host_v)):
+        if loads_rows:
+            near[:, near_rows] = 0
+        else:
+            far[:, far_rows] = 0
+    run()
+    if near_rows.is_cuda:
         torch.cuda.synchronize()
     for near, far in ((pools.device_k, pools.host_k), (pools.device_v, pools.host_v)):
-        if not torch.equal(near[:, device.to(place)].cpu(), far[:, host]):
+        near, far = near.view(torch.int16), far.view(torch.int16)  # as numbers, a NaN would not equal itself
+        if not torch.equal(near[:, near_rows].cpu(), far[:, far_rows]):
             raise AssertionError("a provider moved wrong bytes")
+
+
+def run_all_layers(load: Callable[[int], object]) -> Callable[[], object]:
+    return lambda: [load(layer) for layer in range(LAYERS)]
+
+
+def described(row: dict) -> str:
+    cells = [f"{name} {speed['GB/s']:.1f}/{row['store'][name]['GB/s']:.1f}" for name, speed in row["load"].items()]
+    return f"{row['row_bytes']:5d} B x {row['batch']:5d} {'sorted' if row['sorted'] else 'random'}: {'  '.join(cells)}"
 
 
 def main() -> None:
@@ -155,35 +173,25 @@ def main() -> None:
         for batch in options.batches:
             for is_sorted in (True, False):
                 host, device = indices(pools, batch, is_sorted)
-                row_bytes = pools.row_bytes
-                layer_bytes = 2 * batch * row_bytes
-                row = {"row_bytes": row_bytes, "batch": batch, "sorted": is_sorted, "load": {}, "store": {}}
-                for name, load in loads(pools, host, device).items():
+                row = {"row_bytes": pools.row_bytes, "batch": batch, "sorted": is_sorted, "load": {}, "store": {}}
+                runs = [("load", name, run_all_layers(load)) for name, load in loads(pools, host, device).items()]
+                runs += [("store", name, store) for name, store in stores(pools, host, device).items()]
+                for direction, name, run in runs:
                     if name != "ceiling":
-                        check(pools, host, device, load, None)
+                        check(pools, host, device, run, direction == "load")
                     if timer is not None:
-                        time = timer.median_ms(lambda load=load: [load(layer) for layer in range(LAYERS)], options.repeat)
-                        row["load"][name] = {"us a layer": time * 1e3 / LAYERS, "GB/s": LAYERS * layer_bytes / time / 1e6}
-                for name, store in stores(pools, host, device).items():
-                    if name != "ceiling":
-                        check(pools, host, device, None, store)
-                    if timer is not None:
-                        time = timer.median_ms(store, options.repeat)
-                        row["store"][name] = {"us a layer": time * 1e3 / LAYERS, "GB/s": LAYERS * layer_bytes / time / 1e6}
+                        time = timer.median_ms(run, options.repeat)
+                        bytes_moved = LAYERS * 2 * batch * pools.row_bytes
+                        row[direction][name] = {"us a layer": time * 1e3 / LAYERS, "GB/s": bytes_moved / time / 1e6}
                 rows.append(row)
+                if timer is not None:
+                    progress.write(described(row))
                 progress.update()
         del pools
     progress.close()
     if place == "cpu":
         print("all providers agree")
         return
-    for row in rows:
-        if row["batch"] in (1, 1024, 32768):
-            cells = [
-                f"{name} {row['load'][name]['GB/s']:.1f}/{row['store'][name]['GB/s']:.1f}" for name in row["load"]
-            ]
-            order = "sorted" if row["sorted"] else "random"
-            print(f"{row['row_bytes']:5d} B x {row['batch']:5d} {order}: " + "  ".join(cells))
     if not options.quick:
         print(save("hicache", {"layers": LAYERS, "device_tokens": tokens[0], "host_tokens": tokens[1], "rows": rows}))
 

@@ -39,7 +39,6 @@ if(NOT KVOPS_WITH_CUDA)
     "  kvops is being built WITHOUT its CUDA kernels: ${KVOPS_REASON}.\n"
     "  It will move caches in host memory only, and refuse every CUDA tensor.\n"
     "  To have the kernels, install the CUDA toolkit or name its folder in CUDA_HOME, and build again.\n")
-  set(KVOPS_REASON "this build of kvops has no CUDA kernels: ${KVOPS_REASON}")
   set(KVOPS_CUDA_VERSION 0)
   return()
 endif()

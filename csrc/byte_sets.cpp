@@ -17,7 +17,11 @@ ByteSet bytes_of(const char* base, const SideStrides& strides, const Block& bloc
 
 }  // namespace
 
-ByteSet src_bytes(const Plan& plan, const Block& block) { return bytes_of(block.src, block.src_strides, block, plan.src); }
-ByteSet dst_bytes(const Plan& plan, const Block& block) { return bytes_of(block.dst, block.dst_strides, block, plan.dst); }
+ByteSet src_bytes(const Plan& plan, const Block& block) {
+    return bytes_of(block.src, block.src_strides, block, plan.src);
+}
+ByteSet dst_bytes(const Plan& plan, const Block& block) {
+    return bytes_of(block.dst, block.dst_strides, block, plan.dst);
+}
 
 }  // namespace kvops

@@ -13,8 +13,8 @@ constexpr const char* kNames[] = {"0 (auto)", "1 (sm)", "2 (copy)", "3 (staged)"
 
 // Where one engine overtakes another. Measured on an H200 over PCIe Gen5: one copy of the copy engine costs about 0.5 us and
 // then 55 GB/s, the SM kernel reaches 0.93 of that at any row size, and a launch more is a few microseconds.
-constexpr int64_t kCopyRunBytes = 256 << 10;     // average bytes that are contiguous on both sides
-constexpr int64_t kStagedRunBytes = 128 << 10;   // average bytes that are contiguous in host memory
+constexpr int64_t kCopyRunBytes = 256 << 10;    // average bytes that are contiguous on both sides
+constexpr int64_t kStagedRunBytes = 128 << 10;  // average bytes that are contiguous in host memory
 constexpr int64_t kCopyTotalBytes = 1 << 20;
 constexpr int64_t kStagedTotalBytes = 16 << 20;
 
@@ -38,7 +38,8 @@ void check_engine_serves(const char* op, int64_t engine, bool src_on_host, bool 
                      ", expected 0 (auto): source and destination are both in host memory");
     }
     if (!src_on_host && !dst_on_host && static_cast<Engine>(engine) == Engine::staged) {
-        fail(op, "engine is 3 (staged), expected 0 (auto), 1 (sm) or 2 (copy): neither source nor destination is in host memory");
+        fail(op, "engine is 3 (staged), expected 0 (auto), 1 (sm) or 2 (copy): neither source nor destination is in "
+                 "host memory");
     }
 }
 

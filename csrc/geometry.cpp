@@ -65,12 +65,14 @@ Cache read_cache(const Request& request, const Caches& caches, size_t i) {
     const bool is_list = caches.argument->is_list;
     const int64_t index_dims = facts.dim - (request.latent ? 1 : 2);  // 1: tokens, 2: paged, 3: a stack of layers
     if (index_dims < 1 || index_dims > (is_list ? 3 : 2)) {
-        fail(request.op, caches.name(i) + " has " + str(facts.dim) + " dimensions, " + shapes_expected(request.latent, is_list));
+        fail(request.op,
+             caches.name(i) + " has " + str(facts.dim) + " dimensions, " + shapes_expected(request.latent, is_list));
     }
     const int64_t last = facts.dim - 1;
     const bool empty = std::any_of(facts.sizes, facts.sizes + facts.dim, [](int64_t size) { return size == 0; });
     if (facts.strides[last] != 1 && facts.sizes[last] > 1 && !empty) {
-        fail(request.op, caches.name(i) + " has stride " + str(facts.strides[last]) + " in its last dimension, expected 1");
+        fail(request.op,
+             caches.name(i) + " has stride " + str(facts.strides[last]) + " in its last dimension, expected 1");
     }
 
     int64_t dim = 0;
@@ -156,8 +158,8 @@ void check_pair(const Request& request, const Caches& src, const Caches& dst) {
                                  dtype_name(from.facts.dtype) + " as " + src.name(i));
         }
         if (request.latent && from.head_dim != to.head_dim) {
-            fail(request.op, dst.name(j) + " has dim " + str(to.head_dim) + ", expected " + str(from.head_dim) + " as " +
-                                 src.name(i));
+            fail(request.op, dst.name(j) + " has dim " + str(to.head_dim) + ", expected " + str(from.head_dim) +
+                                 " as " + src.name(i));
         }
         if (from.heads != to.heads || from.head_dim != to.head_dim) {
             fail(request.op, dst.name(j) + " has " + str(to.heads) + " heads of " + str(to.head_dim) + ", expected " +
@@ -191,14 +193,16 @@ struct Units {
 };
 
 // The number of units that move.
-int64_t read_count(const Request& request, const Units& units, const SideCaches& src, const SideCaches& dst, Plan& plan) {
+int64_t read_count(const Request& request, const Units& units, const SideCaches& src, const SideCaches& dst,
+                   Plan& plan) {
     int64_t src_count = 0, dst_count = 0;
     plan.src.indices = read_indices(request.op, "src_indices", request.src_indices, src_count);
     plan.dst.indices = read_indices(request.op, "dst_indices", request.dst_indices, dst_count);
     const bool src_given = request.src_indices != nullptr, dst_given = request.dst_indices != nullptr;
     if (src_given && dst_given) {
         if (src_count != dst_count) {
-            fail(request.op, "dst_indices has " + str(dst_count) + " elements, expected " + str(src_count) + " as src_indices");
+            fail(request.op,
+                 "dst_indices has " + str(dst_count) + " elements, expected " + str(src_count) + " as src_indices");
         }
         return src_count;
     }
@@ -207,8 +211,9 @@ int64_t read_count(const Request& request, const Units& units, const SideCaches&
         const SideCaches& whole = src_given ? dst : src;
         whole.each([&](const Cache& cache, const Caches& caches, size_t i) {
             if (units.in(cache) < count) {
-                fail(request.op, caches.name(i) + " has " + str(units.in(cache)) + " " + units.name() + ", expected at least " +
-                                     str(count) + ", the length of " + (src_given ? "src_indices" : "dst_indices"));
+                fail(request.op, caches.name(i) + " has " + str(units.in(cache)) + " " + units.name() +
+                                     ", expected at least " + str(count) + ", the length of " +
+                                     (src_given ? "src_indices" : "dst_indices"));
             }
         });
         return count;
@@ -221,8 +226,8 @@ int64_t read_count(const Request& request, const Units& units, const SideCaches&
             for (size_t i = 0; i < caches->all.size(); ++i) {
                 const int64_t found = units.in(caches->all[i]);
                 if (found != count) {
-                    fail(request.op, caches->name(i) + " has " + str(found) + " " + units.name() + ", expected " + str(count) +
-                                         " as " + reference.first_name());
+                    fail(request.op, caches->name(i) + " has " + str(found) + " " + units.name() + ", expected " +
+                                         str(count) + " as " + reference.first_name());
                 }
             }
         }
@@ -275,15 +280,18 @@ Geometry Geometry::from(const Request& request) {
         for (const Caches* caches : {src.arguments[pair], dst.arguments[pair]}) {
             const int64_t expected = src.arguments[0]->layers();
             if (caches->layers() != expected && caches->argument->is_list) {
-                fail(op, std::string(caches->argument->name) + " has " + str(caches->layers()) + " layers in all, expected " +
-                             str(expected) + " as " + src.arguments[0]->argument->name);
+                fail(op, std::string(caches->argument->name) + " has " + str(caches->layers()) +
+                             " layers in all, expected " + str(expected) + " as " + src.arguments[0]->argument->name);
             }
         }
     }
-    for (size_t pair = 0; pair < request.pairs.size(); ++pair) check_pair(request, *src.arguments[pair], *dst.arguments[pair]);
-    if (request.page_indices && src.first() != nullptr && src.first()->page_size != dst.first()->page_size) {
+    for (size_t pair = 0; pair < request.pairs.size(); ++pair)
+        check_pair(request, *src.arguments[pair], *dst.arguments[pair]);
+    const bool both = src.first() != nullptr && dst.first() != nullptr;
+    if (request.page_indices && both && src.first()->page_size != dst.first()->page_size) {
         fail(op, dst.first_name() + " has page_size " + str(dst.first()->page_size) + ", expected " +
-                     str(src.first()->page_size) + " as " + src.first_name() + ", since page_indices moves whole pages");
+                     str(src.first()->page_size) + " as " + src.first_name() +
+                     ", since page_indices moves whole pages");
     }
 
     Geometry geometry;
@@ -294,7 +302,7 @@ Geometry Geometry::from(const Request& request) {
     plan.count = read_count(request, units, src, dst, plan);
     set_limit(src, units, plan.src);
     set_limit(dst, units, plan.dst);
-    if (src.first() != nullptr) check_engine_serves(op, request.engine, plan.src.device < 0, plan.dst.device < 0);
+    if (both) check_engine_serves(op, request.engine, plan.src.device < 0, plan.dst.device < 0);
 
     for (size_t pair = 0; pair < request.pairs.size(); ++pair) {
         geometry.blocks_before.push_back(plan.blocks.size());

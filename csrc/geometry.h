@@ -25,8 +25,8 @@ struct CachePair {
 // A call of any of the operators. They differ only in how the pairs are filled.
 struct Request {
     const char* op;
-    bool latent;      // rows are [dim] instead of [heads, head_dim]
-    bool within_pool; // source and destination are one pool
+    bool latent;       // rows are [dim] instead of [heads, head_dim]
+    bool within_pool;  // source and destination are one pool
     std::vector<CachePair> pairs;
     const Tensor* src_indices;  // null: 0, 1, 2, ...
     const Tensor* dst_indices;

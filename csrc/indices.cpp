@@ -19,13 +19,15 @@ bool all_within(const Index* values, int64_t stride, int64_t count, int64_t limi
 
 std::string index_error(const char* name, int64_t position, int64_t value, int64_t limit, const std::string& limit_of,
                         bool pages) {
-    return std::string(name) + "[" + std::to_string(position) + "] is " + std::to_string(value) + ", expected 0 <= index < " +
-           std::to_string(limit) + ", the " + (pages ? "pages" : "tokens") + " of " + limit_of;
+    return std::string(name) + "[" + std::to_string(position) + "] is " + std::to_string(value) +
+           ", expected 0 <= index < " + std::to_string(limit) + ", the " + (pages ? "pages" : "tokens") + " of " +
+           limit_of;
 }
 
 void check_index_values(const Plan& plan, const char* name, const Side& side) {
     const Indices& indices = side.indices;
-    if (indices.data == nullptr || indices.device >= 0) return;
+    const bool no_cache = side.limit_argument[0] == '\0';  // nothing that an index could lie outside of
+    if (indices.data == nullptr || indices.device >= 0 || no_cache) return;
     const bool within =
         indices.is_64bit
             ? all_within(static_cast<const int64_t*>(indices.data), indices.stride, plan.count, side.limit)

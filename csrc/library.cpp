@@ -5,6 +5,9 @@
 
 #include "stable.h"
 #include "transfer.h"
+#ifdef KVOPS_WITH_CUDA
+#include "cuda/hold.h"
+#endif
 
 namespace kvops {
 namespace {
@@ -84,8 +87,8 @@ void move_kv(const List& k, const List& v, const Tensor& src_indices, const Tens
               .num_sms = num_sms});
 }
 
-void move_kv_mla(const List& caches, const Tensor& src_indices, const Tensor& dst_indices, bool page_indices, int64_t engine,
-                 int64_t num_sms) {
+void move_kv_mla(const List& caches, const Tensor& src_indices, const Tensor& dst_indices, bool page_indices,
+                 int64_t engine, int64_t num_sms) {
     transfer({.op = "move_kv_mla",
               .latent = true,
               .within_pool = true,
@@ -108,6 +111,13 @@ void register_kernels(torch::stable::detail::StableLibrary& m) {
 
 }  // namespace
 }  // namespace kvops
+
+// Python calls it at its exit, when everything is still alive; see cuda/hold.h.
+extern "C" __attribute__((visibility("default"))) void kvops_at_exit() {
+#ifdef KVOPS_WITH_CUDA
+    kvops::cuda::stop_letting_go();
+#endif
+}
 
 #define KVOPS_OPTIONS "*, bool page_indices=False, int engine=0, int num_sms=0) -> ()"
 

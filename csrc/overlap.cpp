@@ -1,7 +1,10 @@
-// Two intervals at x and y meet if and only if y - x lies in a window as wide as they are long. With x and y affine in their
-// steps, y - x is a sum of bounded multiples of the strides; equal strides of both sets count once, with the difference of
-// the steps. The search takes the largest stride first, tries only the multiples that the rest can still bring into the
-// window, and gives up a branch whose rest, a multiple of the remaining strides' greatest common divisor, cannot hit it.
+// Two intervals at x and y meet if and only if y - x lies in a window as wide as they are long. With x and y affine in
+// their steps, y - x is a sum of bounded multiples of the strides; equal strides of both sets count once, with the
+// difference of the steps. The search takes the largest stride first, tries only the multiples that the rest can still
+// bring into the window, and gives up a branch whose rest, a multiple of the remaining strides' greatest common
+// divisor, cannot hit it. A million pages of 16 tokens are 16 million tokens: a stride that divides another, with steps
+// enough to fill the gaps between its multiples, makes one term with it. So paged and unpaged views of one pool compare
+// as quickly as two of a kind.
 #include "overlap.h"
 
 #include <algorithm>
@@ -32,6 +35,14 @@ class WindowSearch {
     // `nonzero` asks for a sum other than the one of zeros alone.
     bool hits(int64_t low, int64_t high, bool nonzero) {
         std::sort(term_, term_ + terms_, [](const Term& a, const Term& b) { return a.stride > b.stride; });
+        for (int i = terms_ - 1; i > 0; --i) {
+            for (int j = i - 1; j >= 0; --j) {
+                if (!joins(term_[j], term_[i], nonzero)) continue;
+                std::copy(term_ + j + 1, term_ + terms_, term_ + j);
+                --terms_;
+                --i;
+            }
+        }
         rest_least_[terms_] = rest_most_[terms_] = divisor_[terms_] = 0;
         for (int i = terms_ - 1; i >= 0; --i) {
             rest_least_[i] = rest_least_[i + 1] + term_[i].least * term_[i].stride;
@@ -46,6 +57,17 @@ class WindowSearch {
     struct Term {
         int64_t stride, least, most;
     };
+
+    // Adds `wide` to `narrow` where both together reach each multiple of the narrow stride between their ends. With
+    // `nonzero`, steps of zero in both must stay the only way to their sum of zero.
+    static bool joins(const Term& wide, Term& narrow, bool nonzero) {
+        const int64_t ratio = wide.stride / narrow.stride;
+        if (wide.stride % narrow.stride != 0 || narrow.most - narrow.least < ratio - 1) return false;
+        if (nonzero && (narrow.most >= ratio || -narrow.least >= ratio)) return false;
+        narrow.least += ratio * wide.least;
+        narrow.most += ratio * wide.most;
+        return true;
+    }
 
     bool search(int i, int64_t low, int64_t high, bool nonzero) {
         if (++steps_ > kMaxSteps) return true;
@@ -78,11 +100,14 @@ struct Placed {
 // Visits the pairs whose bounding ranges meet, in the order of addresses, until one may share a byte.
 template <class Candidate>
 SharedPair sweep(std::vector<Placed> placed, const Candidate& candidate) {
-    placed.erase(std::remove_if(placed.begin(), placed.end(), [](const Placed& p) { return p.set->empty(); }), placed.end());
-    std::sort(placed.begin(), placed.end(), [](const Placed& a, const Placed& b) { return a.set->first() < b.set->first(); });
+    placed.erase(std::remove_if(placed.begin(), placed.end(), [](const Placed& p) { return p.set->empty(); }),
+                 placed.end());
+    std::sort(placed.begin(), placed.end(),
+              [](const Placed& a, const Placed& b) { return a.set->first() < b.set->first(); });
     std::vector<Placed> open;
     for (const Placed& next : placed) {
-        open.erase(std::remove_if(open.begin(), open.end(), [&](const Placed& p) { return p.set->last() < next.set->first(); }),
+        open.erase(std::remove_if(open.begin(), open.end(),
+                                  [&](const Placed& p) { return p.set->last() < next.set->first(); }),
                    open.end());
         for (const Placed& other : open) {
             if (candidate(other, next) && may_share_bytes(*other.set, *next.set)) {

@@ -29,7 +29,8 @@ struct Block {
     int64_t head_bytes;
     SideStrides src_strides;
     SideStrides dst_strides;
-    bool several_tensors = false;  // its layers come from more than one tensor: nothing else is known to hold for all of them
+    bool several_tensors =
+        false;  // its layers come from more than one tensor: nothing else is known to hold for all of them
 
     int64_t unit_bytes() const { return layers * slots * heads * head_bytes; }
 };
@@ -70,14 +71,15 @@ struct Side {
     int64_t limit_element = -1;
 
     std::string limit_of() const {
-        return limit_element < 0 ? limit_argument : std::string(limit_argument) + "[" + std::to_string(limit_element) + "]";
+        return limit_element < 0 ? limit_argument
+                                 : std::string(limit_argument) + "[" + std::to_string(limit_element) + "]";
     }
 };
 
 struct Plan {
-    const char* op = "";       // the operator's name, for messages
-    bool pages = false;        // a unit is a page
-    int64_t count = 0;         // units
+    const char* op = "";  // the operator's name, for messages
+    bool pages = false;   // a unit is a page
+    int64_t count = 0;    // units
     std::vector<Block> blocks;
     Side src;
     Side dst;

@@ -67,13 +67,21 @@ inline std::string layout_name(int32_t layout) {
 }
 
 inline std::string dtype_name(int32_t dtype) {
-    static constexpr const char* names[] = {
-        "uint8",           "int8",         "int16",         "int32",           "int64",
-        "float16",         "float32",      "float64",       "complex32",       "complex64",
-        "complex128",      "bool",         "qint8",         "quint8",          "qint32",
-        "bfloat16",        "quint4x2",     "quint2x4",      "bits1x8",         "bits2x4",
-        "bits4x2",         "bits8",        "bits16",        "float8_e5m2",     "float8_e4m3fn",
-        "float8_e5m2fnuz", "float8_e4m3fnuz", "uint16",     "uint32",          "uint64"};
+    static constexpr const char* names[] = {"uint8",           "int8",
+                                            "int16",           "int32",
+                                            "int64",           "float16",
+                                            "float32",         "float64",
+                                            "complex32",       "complex64",
+                                            "complex128",      "bool",
+                                            "qint8",           "quint8",
+                                            "qint32",          "bfloat16",
+                                            "quint4x2",        "quint2x4",
+                                            "bits1x8",         "bits2x4",
+                                            "bits4x2",         "bits8",
+                                            "bits16",          "float8_e5m2",
+                                            "float8_e4m3fn",   "float8_e5m2fnuz",
+                                            "float8_e4m3fnuz", "uint16",
+                                            "uint32",          "uint64"};
     return dtype >= 0 && dtype < 30 ? names[dtype] : "dtype " + std::to_string(dtype);
 }
 
@@ -89,6 +97,20 @@ inline std::string device_name(int32_t type, int32_t index) {
 
 inline void parallel_for(int64_t begin, int64_t end, int64_t grain, const std::function<void(int64_t, int64_t)>& work) {
     torch::stable::parallel_for(begin, end, grain, work);
+}
+
+// The address of a tensor's storage.
+inline const void* storage_of(const Tensor& tensor) {
+    int64_t offset = 0;
+    require(aoti_torch_get_storage_offset(tensor.get(), &offset), "tell a tensor's storage offset");
+    return static_cast<const char*>(tensor.const_data_ptr()) - offset * static_cast<int64_t>(tensor.element_size());
+}
+
+// Another tensor over the same bytes, without a Python object: it may be let go by a thread that knows nothing of Python.
+inline Tensor alias_of(const Tensor& tensor) {
+    StableIValue stack[] = {torch::stable::detail::from(tensor)};
+    require(torch_call_dispatcher("aten::alias", "", stack, TORCH_ABI_VERSION), "alias a tensor");
+    return torch::stable::detail::to<Tensor>(stack[0]);
 }
 
 // A Python warning where the caller is Python.

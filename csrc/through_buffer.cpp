@@ -6,7 +6,8 @@
 namespace kvops {
 namespace {
 
-constexpr int64_t kAlignment = 256;  // of a block within the buffer: rows keep the width of access that they have elsewhere
+constexpr int64_t kAlignment =
+    256;  // of a block within the buffer: rows keep the width of access that they have elsewhere
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
@@ -70,7 +71,8 @@ Halves through_buffer(const Plan& plan, int64_t begin, int64_t end, Shape shape,
         side->limit_argument = "the buffer";
     }
     for (const Block& block : plan.blocks) {
-        const SideStrides dense = dense_strides(block, shape == Shape::of_src ? block.src_strides : block.dst_strides, page_size);
+        const SideStrides dense =
+            dense_strides(block, shape == Shape::of_src ? block.src_strides : block.dst_strides, page_size);
         Block into = block, out_of = block;
         into.dst = buffer;
         into.dst_strides = dense;

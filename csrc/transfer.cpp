@@ -10,6 +10,7 @@
 #include "move_within_pool.h"
 #include "surroundings.h"
 #ifdef KVOPS_WITH_CUDA
+#include "cuda/hold.h"
 #include "cuda/run.h"
 #endif
 
@@ -48,7 +49,8 @@ class TorchSurroundings : public Surroundings {
 void move_within_pool_on_cpu(const Plan& plan, Surroundings& surroundings) {
     constexpr int64_t kBufferBytes = 256 << 20;
     int64_t largest = 0;
-    each_layer_group(plan, kBufferBytes, [&](const Plan& part) { largest = std::max(largest, buffer_bytes(part, plan.count)); });
+    each_layer_group(plan, kBufferBytes,
+                     [&](const Plan& part) { largest = std::max(largest, buffer_bytes(part, plan.count)); });
     char* buffer = surroundings.host_bytes(largest);
     each_layer_group(plan, kBufferBytes, [&](const Plan& part) {
         const Halves halves = through_buffer(part, 0, part.count, Shape::of_src, 1, buffer, -1);
@@ -67,6 +69,28 @@ void run_on_cpu(Plan& plan, bool within_pool, Surroundings& surroundings) {
 
 #ifdef KVOPS_WITH_CUDA
 
+// Host caches may be dropped right after the call. (CUDA tensors too: torch orders their reuse by the stream.)
+void hold_host_caches(const Plan& plan, const Request& request, void* stream) {
+    const bool src_on_host = plan.src.device < 0;
+    if (!src_on_host && plan.dst.device >= 0) return;
+    std::vector<const Tensor*> tensors;
+    std::vector<const void*> storages;
+    for (const CachePair& pair : request.pairs) {
+        const CacheArgument& argument = src_on_host ? pair.src : pair.dst;
+        for (size_t i = 0; i < argument.size; ++i) {
+            const void* storage = storage_of(argument.tensors[i]);
+            if (std::find(storages.begin(), storages.end(), storage) != storages.end()) continue;
+            storages.push_back(storage);
+            tensors.push_back(&argument.tensors[i]);
+        }
+    }
+    cuda::hold_until_done(plan.op, src_on_host ? plan.dst.device : plan.src.device, stream, storages, [&] {
+        auto aliases = std::make_shared<std::vector<Tensor>>();
+        for (const Tensor* tensor : tensors) aliases->push_back(alias_of(*tensor));
+        return aliases;
+    });
+}
+
 void run(Plan& plan, const Request& request, Surroundings& surroundings) {
     cuda::raise_pending_faults(plan);
     if (plan.count == 0 || plan.blocks.empty()) return;
@@ -76,7 +100,10 @@ void run(Plan& plan, const Request& request, Surroundings& surroundings) {
     }
     const auto engine = static_cast<Engine>(request.engine);
     const auto num_sms = static_cast<int>(std::min<int64_t>(request.num_sms, 1 << 16));
-    (request.within_pool ? cuda::run_within_pool : cuda::run)(plan, engine, num_sms, surroundings);
+    const cuda::Ran ran =
+        (request.within_pool ? cuda::run_within_pool : cuda::run)(plan, engine, num_sms, surroundings);
+    // A graph's replays are beyond any call: who captures keeps the memory, as with all of CUDA.
+    if (!ran.captured) hold_host_caches(plan, request, ran.stream);
 }
 
 #else
@@ -84,7 +111,8 @@ void run(Plan& plan, const Request& request, Surroundings& surroundings) {
 void run(Plan& plan, const Request& request, Surroundings& surroundings) {
     for (const Side* side : {&plan.src, &plan.dst}) {
         if (side->device >= 0 || side->indices.device >= 0) {
-            fail(plan.op, "a tensor is on a GPU, but this build of kvops has no CUDA kernels (kvops.cuda_available() says why)");
+            fail(plan.op,
+                 "a tensor is on a GPU, but this build of kvops has no CUDA kernels (kvops.cuda_available() says why)");
         }
     }
     if (plan.count == 0 || plan.blocks.empty()) return;
@@ -98,8 +126,7 @@ void run(Plan& plan, const Request& request, Surroundings& surroundings) {
 void transfer(const Request& request) {
     Geometry geometry = Geometry::from(request);
     check_overlap(request, geometry);
-    const bool any_cache = geometry.plan.src.limit_argument[0] != '\0';
-    if (any_cache) check_index_values(geometry.plan);
+    check_index_values(geometry.plan);
     TorchSurroundings surroundings;
     run(geometry.plan, request, surroundings);
 }

@@ -73,6 +73,9 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList(Layer() for _ in range(layers))
         self.norm = nn.RMSNorm(HIDDEN)
         self.head = nn.Linear(HIDDEN, VOCAB, bias=False)
+        # Several times PyTorch's own spread: attention becomes so sharp that a wrong page shows in the tokens.
+        for linear in filter(lambda module: isinstance(module, nn.Linear), self.modules()):
+            nn.init.normal_(linear.weight, std=2 * linear.in_features**-0.5)
 
     def forward(self, tokens: Tensor, positions: Tensor, attend: Callable[..., Tensor]) -> Tensor:
         """The most likely next token, `[1]`."""
@@ -88,8 +91,8 @@ class Decoder(nn.Module):
 class DevicePool(NamedTuple):
     """K and V, each a list of one `[pages, page_size, heads, head_dim]` tensor a layer.
 
-    A list, since a compiled graph that writes layer l of one stacked tensor, reads it and goes on to layer l + 1 clones
-    the stack. So does one whose arguments are views of a stack.
+    A compiled graph clones none of these. A stack of all layers is not so safe: it is cloned, for one, where new tokens
+    are written by index_copy_ and a transfer comes after.
     """
 
     k: list[Tensor]
@@ -149,6 +152,7 @@ def generate_paged(model: Decoder, prompt: Tensor, new_tokens: int, backend: str
     """Compiled, the cache in pages that leave the device half way."""
     device, layers = prompt.device, len(model.layers)
     pages = -(-(prompt.numel() + new_tokens) // PAGE_SIZE)
+    # Zeros, not whatever the memory holds: a masked slot has weight 0, but 0 times NaN is NaN.
     planes = [torch.zeros(DEVICE_PAGES, PAGE_SIZE, KV_HEADS, HEAD_DIM, device=device) for _ in range(2 * layers)]
     pool = DevicePool(planes[:layers], planes[layers:])
     # Only page-locked memory can be read and written by the GPU itself.
@@ -200,7 +204,7 @@ def generate_reference(model: Decoder, prompt: Tensor, new_tokens: int) -> list[
 
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Decode with a KV cache that is offloaded and restored half way.")
-    parser.add_argument("--layers", type=int, default=3)
+    parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--prompt", type=int, default=45, help="tokens of the (random) prompt")
     parser.add_argument("--new-tokens", type=int, default=24, help="tokens to generate, at least 3")
     parser.add_argument("--device", choices=["auto", "cpu", "cuda"], default="auto")

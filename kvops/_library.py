@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import ctypes
 import pathlib
 
 import torch
@@ -20,3 +22,4 @@ def load() -> None:
             "(pip install --no-build-isolation .) and run Python from another folder than its sources"
         )
     torch.ops.load_library(library)
+    atexit.register(ctypes.CDLL(str(library)).kvops_at_exit)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 from dataclasses import dataclass
 
@@ -26,9 +27,9 @@ class Availability:
 def cuda_available() -> Availability:
     """Whether kvops moves CUDA tensors in this process.
 
-    Returns an object that is true or false, with the ``reason`` for a no: this build has no CUDA kernels, this PyTorch has no
-    CUDA, there is no GPU, the driver is older than the CUDA version of the kernels, or the GPU is older than any that they
-    were built for.
+    Returns an object that is true or false, with the ``reason`` for a no: this build has no CUDA kernels, this PyTorch
+    has no CUDA, there is no GPU, the driver is older than the CUDA version of the kernels, or the GPU is older than any
+    that they were built for.
 
     The first three answers leave CUDA uninitialized. With a GPU in reach, its compute capability is asked for, which
     initializes CUDA: a process that means to fork should fork first.
@@ -38,12 +39,12 @@ def cuda_available() -> Availability:
 
 def _reason() -> str:
     if not build_info.CUDA:
-        return f"this build of kvops has no CUDA kernels: {build_info.REASON}"
+        return build_info.REASON
     if torch.version.cuda is None:
         return f"this PyTorch ({torch.__version__}) has no CUDA"
-    if not torch.cuda.is_available():
+    if torch.cuda.device_count() == 0:  # by NVML where it is there; is_available() would initialize the driver
         return "PyTorch sees no GPU"
-    driver = torch._C._cuda_getDriverVersion()
+    driver = _driver_version()
     # Within one major version of CUDA, kernels run on older drivers too.
     if driver // 1000 < build_info.CUDA_VERSION // 1000:
         return f"the driver supports CUDA {_dotted(driver)}, expected {build_info.CUDA_VERSION // 1000}.0 or newer"
@@ -53,6 +54,13 @@ def _reason() -> str:
         found = f"{torch.cuda.get_device_name()} has compute capability {capability[0]}.{capability[1]}"
         return f"{found}, expected {oldest // 10}.{oldest % 10} or newer"
     return ""
+
+
+def _driver_version() -> int:
+    """The newest CUDA that the driver supports, 13000 for 13.0. Asking does not initialize CUDA."""
+    version = ctypes.c_int(0)
+    ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version))
+    return version.value
 
 
 def _dotted(version: int) -> str:

@@ -49,21 +49,22 @@ def transfer_kv_per_layer(
 ) -> None:
     """Copies rows of one layer's K and V cache from ``src`` to ``dst``, by index.
 
-    For each ``i``: row ``src_indices[i]`` of ``src_k`` is copied to row ``dst_indices[i]`` of ``dst_k``, and likewise V. A row
-    is what one token owns: ``heads * head_dim`` elements. ``dst_k`` and ``dst_v`` are mutated, and nothing else; rows that no
-    index names keep their bytes.
+    For each ``i``: row ``src_indices[i]`` of ``src_k`` is copied to row ``dst_indices[i]`` of ``dst_k``, and likewise
+    V. A row is what one token owns: ``heads * head_dim`` elements. ``dst_k`` and ``dst_v`` are mutated, and nothing
+    else; rows that no index names keep their bytes.
 
     Args:
-        src_k, dst_k, src_v, dst_v: caches of shape ``[tokens, heads, head_dim]`` or ``[pages, page_size, heads, head_dim]``,
-            on the CPU or a CUDA device, any dtype. Strides are free, except that the last dimension is contiguous: a layer of
-            any memory layout is a view. K and V may have rows of different size; within K and within V, dtype, heads and
-            head_dim agree between source and destination. Source and destination may have different page sizes. Both sources
-            lie on one device, both destinations on one device.
-        src_indices, dst_indices: token indices: int32 or int64, one-dimensional, of equal length, any stride, on the CPU
-            or a CUDA device. Index ``t`` is page ``t // page_size``, slot ``t % page_size``, on each side by that side's own
-            page size. ``None`` on one side means ``0, 1, 2, ...``; on both sides all tokens in order, which asks for
-            equally many on both. Where ``dst_indices`` names a row more than once, each of its bytes comes from one of the
-            sources; from which is unspecified.
+        src_k, dst_k, src_v, dst_v: caches of shape ``[tokens, heads, head_dim]`` or
+            ``[pages, page_size, heads, head_dim]``, on the CPU or a CUDA device, any dtype. Strides are free, except
+            that the last dimension is contiguous: a layer of any memory layout is a view. K and V may have rows of
+            different size; within K and within V, dtype, heads and head_dim agree between source and destination.
+            Source and destination may have different page sizes. Both sources lie on one device, both destinations on
+            one device.
+        src_indices, dst_indices: token indices: int32 or int64, one-dimensional, of equal length, any stride, on the
+            CPU or a CUDA device. Index ``t`` is page ``t // page_size``, slot ``t % page_size``, on each side by that
+            side's own page size. ``None`` on one side means ``0, 1, 2, ...``; on both sides all tokens in order, which
+            asks for equally many on both. Where ``dst_indices`` names a row more than once, each of its bytes comes
+            from one of the sources; from which is unspecified.
         page_indices: indices name pages instead of tokens, and all of a page moves. Page sizes must agree.
         engine: who moves the bytes: an :class:`Engine`, its number, or its name.
 
@@ -80,15 +81,16 @@ def transfer_kv_per_layer(
     Stream and host: the work is ordered by the current stream of the destination's device, or of the source's where the
     destination is on the CPU; with two CUDA devices by the current streams of both. The call returns at once, and every
     argument may be dropped or, on that stream, be reused right after. It waits for the GPU only where host memory is
-    pageable (which is moved through a pinned buffer, with one warning a process), where the copy or staged engine is asked
-    for and indices lie on a GPU, and where two CPU caches are given indices on a GPU. Between CPU caches it returns when the
-    bytes have moved. PyTorch's version counters are not advanced.
+    pageable (which is moved through a pinned buffer, with one warning a process), where the copy or staged engine is
+    asked for and indices lie on a GPU, and where two CPU caches are given indices on a GPU. Between CPU caches it
+    returns when the bytes have moved. PyTorch's version counters are not advanced.
 
     Raises:
-        RuntimeError: for shapes, dtypes, devices or options that do not fit; for an index on the CPU that is out of range
-            (before any byte moves); for source and destination planes that share memory; for a destination that overlaps
-            itself or requires grad. The message names the argument, what was found and what was expected. An index on a GPU
-            that is out of range is skipped, all other rows are moved, and the next call on that device raises.
+        RuntimeError: for shapes, dtypes, devices or options that do not fit; for an index on the CPU that is out of
+            range (before any byte moves); for source and destination planes that share memory; for a destination that
+            overlaps itself or requires grad. The message names the argument, what was found and what was expected. An
+            index on a GPU that is out of range is skipped, all other rows are moved, and the next call on that device
+            raises.
         ValueError: for an engine of unknown name.
 
     Example: tokens 5 and 9 of layer 3, from a pinned page-first pool to the first rows of a GPU cache::
@@ -122,13 +124,13 @@ def transfer_kv_per_layer_mla(
     engine: Engine | int | str = "auto",
     num_sms: int = 0,
 ) -> None:
-    """Copies rows of one layer's latent (MLA) cache, or of any other state a token owns, from ``src`` to ``dst``, by index.
+    """Copies rows of one layer's latent (MLA) cache, or of any other state, from ``src`` to ``dst``, by index.
 
     As :func:`transfer_kv_per_layer`, which describes all arguments, with one cache in place of K and V.
 
     Args:
-        src, dst: caches of shape ``[tokens, dim]`` or ``[pages, page_size, dim]``; a row is ``dim`` elements. ``dst`` is
-            mutated.
+        src, dst: caches of shape ``[tokens, dim]`` or ``[pages, page_size, dim]``; a row is ``dim`` elements. ``dst``
+            is mutated.
 
     Raises:
         RuntimeError, ValueError: as :func:`transfer_kv_per_layer`.
@@ -167,11 +169,11 @@ def transfer_kv_all_layer(
     As :func:`transfer_kv_per_layer`, which describes the other arguments, for each layer with the same indices.
 
     Args:
-        src_k, dst_k, src_v, dst_v: one tensor that stacks the layers, ``[layers, pages, page_size, heads, head_dim]``, or a
-            sequence. A sequence is the concatenation of its elements along the layer axis; an element is such a stack, or
-            one layer as in :func:`transfer_kv_per_layer`. Source and destination may be cut differently; the number of
-            layers in all agrees. One page size and one device hold for each side. One stacked tensor is the fastest form to
-            call. All of ``dst_k`` and ``dst_v`` are mutated at most.
+        src_k, dst_k, src_v, dst_v: one tensor that stacks the layers, ``[layers, pages, page_size, heads, head_dim]``,
+            or a sequence. A sequence is the concatenation of its elements along the layer axis; an element is such a
+            stack, or one layer as in :func:`transfer_kv_per_layer`. Source and destination may be cut differently; the
+            number of layers in all agrees. One page size and one device hold for each side. One stacked tensor is the
+            fastest form to call. All of ``dst_k`` and ``dst_v`` are mutated at most.
 
     Raises:
         RuntimeError, ValueError: as :func:`transfer_kv_per_layer`.
@@ -180,7 +182,8 @@ def transfer_kv_all_layer(
     ``[pages, page_size, layers, heads, head_dim]``::
 
         kvops.transfer_kv_all_layer(
-            k.unsqueeze(2), host_k.permute(2, 0, 1, 3, 4), v.unsqueeze(2), host_v.permute(2, 0, 1, 3, 4), slots, host_slots
+            k.unsqueeze(2), host_k.permute(2, 0, 1, 3, 4),
+            v.unsqueeze(2), host_v.permute(2, 0, 1, 3, 4), slots, host_slots,
         )
     """
     src_k, dst_k, src_v, dst_v = _list(src_k), _list(dst_k), _list(src_v), _list(dst_v)
@@ -211,8 +214,8 @@ def transfer_kv_all_layer_mla(
 ) -> None:
     """Copies rows of all layers' latent (MLA) caches from ``src`` to ``dst``, by index, in one call.
 
-    As :func:`transfer_kv_all_layer` with one list in place of K and V. Rows may differ in size from element to element, so
-    that latents, index keys, scales and other states that share an index space travel together.
+    As :func:`transfer_kv_all_layer` with one list in place of K and V. Rows may differ in size from element to element,
+    so that latents, index keys, scales and other states that share an index space travel together.
 
     Args:
         src, dst: one stack ``[layers, pages, page_size, dim]``, or a sequence of such stacks and of single layers
@@ -223,7 +226,8 @@ def transfer_kv_all_layer_mla(
 
     Example::
 
-        kvops.transfer_kv_all_layer_mla([host_latents, host_index_keys], [latents, index_keys], host_pages, pages, page_indices=True)
+        host, device = [host_latents, host_index_keys], [latents, index_keys]
+        kvops.transfer_kv_all_layer_mla(host, device, host_pages, device_pages, page_indices=True)
     """
     src, dst = _list(src), _list(dst)
     if _any_requires_grad(dst):
@@ -251,9 +255,9 @@ def move_kv(
 ) -> None:
     """Moves rows within the K and V pools of all layers: row ``src_indices[i]`` to row ``dst_indices[i]``.
 
-    The result is that of reading all source rows first and writing all destination rows then, also where the two index sets
-    overlap or form cycles. Rows pass through a buffer of at most about 256 MiB, or of one layer where that is more, on the
-    pools' device; it is given back when the call ends.
+    The result is that of reading all source rows first and writing all destination rows then, also where the two index
+    sets overlap or form cycles. Rows pass through a buffer of at most about 256 MiB, or of one layer where that is
+    more, on the pools' device; it is given back when the call ends.
 
     Args:
         k, v: as the caches of :func:`transfer_kv_all_layer`; both are mutated.

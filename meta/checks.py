@@ -1,7 +1,7 @@
 """The checks of every call that need no address and no index value, in the order and the words of csrc/geometry.cpp.
 
-Sizes may be symbols, also unbacked ones: a comparison of sizes goes through `expect`, which hands a symbolic condition to
-torch._check instead of asking for its value.
+Sizes may be symbols, also unbacked ones: a comparison of sizes goes through `expect`, which hands a symbolic condition
+to torch._check instead of asking for its value.
 """
 
 from __future__ import annotations
@@ -204,18 +204,34 @@ def _check_layers(call: Call) -> None:
 
 
 def _common_runs(src: list[Cache], dst: list[Cache]) -> Iterator[tuple[Cache, Cache]]:
-    """The elements of two lists that share layers. The number of layers of an element is a plain number in practice."""
-    i = j = src_layer = dst_layer = 0
+    """The elements of two lists that share layers; the lists hold equally many in all.
+
+    A symbolic number of layers counts as one or more. Where unbacked ones leave open which elements meet next, the walk
+    ends: the kernel checks the rest.
+    """
+    i = j = src_done = dst_done = 0
     while i < len(src) and j < len(dst):
-        layers = min(src[i].layers - src_layer, dst[j].layers - dst_layer)
-        if layers > 0:
+        src_left, dst_left = src[i].layers - src_done, dst[j].layers - dst_done
+        if all(isinstance(left, torch.SymInt) or left > 0 for left in (src_left, dst_left)):
             yield src[i], dst[j]
-        src_layer += layers
-        dst_layer += layers
-        if src_layer == src[i].layers:
-            i, src_layer = i + 1, 0
-        if dst_layer == dst[j].layers:
-            j, dst_layer = j + 1, 0
+        same = _known(src_left == dst_left)
+        src_ends = same or _known(src_left < dst_left)
+        dst_ends = same or _known(dst_left < src_left)
+        if not (src_ends or dst_ends):
+            return
+        layers = src_left if src_ends else dst_left
+        i, src_done = (i + 1, 0) if src_ends else (i, src_done + layers)
+        j, dst_done = (j + 1, 0) if dst_ends else (j, dst_done + layers)
+
+
+def _known(condition: bool | torch.SymBool) -> bool:
+    """Whether a condition on sizes is true, as far as can be told without the value of an unbacked one."""
+    if not isinstance(condition, torch.SymBool):
+        return condition
+    # Slow to import, and loaded already where there are symbols.
+    from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+    return guard_or_false(condition)
 
 
 def _check_rows(call: Call, pair: Pair) -> None:
@@ -238,7 +254,7 @@ def _check_rows(call: Call, pair: Pair) -> None:
 
 
 def _check_page_indices(call: Call) -> None:
-    if call.page_indices and call.src:
+    if call.page_indices and call.src and call.dst:
         src, dst = call.src[0], call.dst[0]
         call.expect(
             src.page_size == dst.page_size,
@@ -277,8 +293,8 @@ def _check_indices(call: Call) -> None:
                     f"{cache.name} has {found} {unit}, expected at least {count}, the length of {given}"
                 ),
             )
-    elif call.src:
-        first = call.src[0]
+    elif call.src or call.dst:
+        first = (call.src or call.dst)[0]
         expected = first.units(call.page_indices)
         for pair in call.pairs:
             for argument in pair.arguments:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
-
 from kvops.meta.checks import CacheArgument, Call, Pair, check_call
+from torch import Tensor
 
 
 def _within(name: str, caches: Sequence[Tensor]) -> Pair:

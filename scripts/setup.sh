@@ -19,8 +19,8 @@ setup() {
     "$python" -I - <<'EOF'
 from kvops import build_info, cuda_available
 
-kernels = f"CUDA kernels for {build_info.ARCHITECTURES}" if build_info.CUDA else "no CUDA kernels"
-place = "A GPU can be used" if cuda_available() else f"On the CPU only: {cuda_available().reason}"
-print(f"kvops {build_info.VERSION}, {kernels}. {place}.")
+kernels = f" with CUDA kernels for {build_info.ARCHITECTURES}" if build_info.CUDA else ""
+memory = "Moves GPU memory and host memory" if cuda_available() else f"Host memory only: {cuda_available().reason}"
+print(f"kvops {build_info.VERSION}{kernels}. {memory}.")
 EOF
 }

@@ -218,7 +218,7 @@ class Way:
     engine: int = 0
 
     def __str__(self):
-        return f"{self.src}-{self.dst}-engine{self.engine}"
+        return f"{self.src}-{self.dst}-engine{self.engine}-indices_{self.index}"
 
     def indices(self, values, **kwargs) -> torch.Tensor:
         return index_tensor(values, self.index, **kwargs)

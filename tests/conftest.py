@@ -7,6 +7,7 @@ pool) runs once for each. Without CUDA all GPU ways are one skipped test that sa
 import hypothesis
 import pytest
 from cases import CPU_WAY, cuda_pools, cuda_ways
+from cuda_cases import cuda_test
 
 import kvops
 
@@ -22,8 +23,7 @@ def pytest_runtest_setup(item):
 def with_cuda(cuda_params):
     """CPU_WAY, then the GPU's, marked as such; one marked None where there is no GPU."""
     gpu = cuda_params() if kvops.cuda_available() else [None]
-    marks = [pytest.mark.cuda, pytest.mark.filterwarnings("ignore:.*pageable")]
-    return [CPU_WAY] + [pytest.param(way, id=str(way or "cuda"), marks=marks) for way in gpu]
+    return [CPU_WAY] + [pytest.param(way, id=str(way or "cuda"), marks=cuda_test) for way in gpu]
 
 
 @pytest.fixture(params=with_cuda(cuda_ways), ids=str)

@@ -141,11 +141,11 @@ def reachable(call: Call) -> dict[str, torch.Tensor]:
 def assert_bytes(call: Call, alternatives: list, what: str) -> None:
     """Every storage that the call can reach holds what one of the alternatives says."""
     synchronize(call)
-    tensors = reachable(call)
-    after = Snapshot(tensors.values())
-    for key, found in after.storages.items():
-        views = {name: tensor for name, tensor in tensors.items() if storage_key(tensor) == key}
-        assert_same_bytes(found, [alternative.storages[key] for alternative in alternatives], views, what)
+    views = defaultdict(dict)
+    for name, tensor in reachable(call).items():
+        views[storage_key(tensor)][name] = tensor
+    for key, storage in Snapshot(reachable(call).values()).storages.items():
+        assert_same_bytes(storage, [alternative.storages[key] for alternative in alternatives], views[key], what)
 
 
 def check(call: Call, run=Call.run) -> None:

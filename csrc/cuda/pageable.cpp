@@ -70,7 +70,8 @@ void run_pageable(const Plan& plan, const Context& context, const std::function<
         Buffer& buffer = *buffers[next];
         next = several ? 1 - next : 0;
         finish(buffer);
-        buffer.halves = through_buffer(plan, begin, std::min(plan.count, begin + chunk), shape, page_size, buffer.bytes, -1);
+        buffer.halves =
+            through_buffer(plan, begin, std::min(plan.count, begin + chunk), shape, page_size, buffer.bytes, -1);
         if (from_host) copy_rows(buffer.halves.into, context.surroundings.parallel_for());
         run(from_host ? buffer.halves.out_of : buffer.halves.into);
         buffer.done.record(context.stream);

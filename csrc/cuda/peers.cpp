@@ -58,7 +58,8 @@ void run_through_buffers(const Plan& plan, const Context& source, const Context&
     }
 }
 
-void run_between_devices(const Plan& plan, const Context& context, const std::function<void(const Plan&, const Context&)>& run) {
+void run_between_devices(const Plan& plan, const Context& context,
+                         const std::function<void(const Plan&, const Context&)>& run) {
     Context source = context;
     source.device = plan.src.device;
     source.stream = static_cast<cudaStream_t>(context.surroundings.stream(source.device));

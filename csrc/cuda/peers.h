@@ -13,7 +13,8 @@ bool reaches(int device, int peer, const Context& context);
 
 // `context` is that of the destination's device; the source is another device's. `run` moves a plan on a context's device.
 // The current streams of both devices are ordered as if the transfer ran on both.
-void run_between_devices(const Plan& plan, const Context& context, const std::function<void(const Plan&, const Context&)>& run);
+void run_between_devices(const Plan& plan, const Context& context,
+                         const std::function<void(const Plan&, const Context&)>& run);
 
 // The way without peer access: packed on the source's device, copied from device to device, unpacked at the destination.
 void run_through_buffers(const Plan& plan, const Context& source, const Context& destination,

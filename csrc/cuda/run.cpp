@@ -20,7 +20,8 @@ namespace {
 int running_device(const Plan& plan) { return plan.dst.device >= 0 ? plan.dst.device : plan.src.device; }
 
 Context context_on(int device, const Plan& plan, int num_sms, Surroundings& surroundings) {
-    Context context{plan.op, device, static_cast<cudaStream_t>(surroundings.stream(device)), false, num_sms, surroundings};
+    Context context{plan.op, device,      static_cast<cudaStream_t>(surroundings.stream(device)), false, num_sms,
+                    true,    surroundings};
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     context.check(cudaStreamIsCapturing(context.stream, &status), "cudaStreamIsCapturing");
     context.capturing = status != cudaStreamCaptureStatusNone;
@@ -41,8 +42,9 @@ void fetch(const Plan& plan, const char* name, Side& side, const char* reason, S
     char* values = surroundings.host_bytes(plan.count * static_cast<int64_t>(width));
     const size_t rows = indices.stride == 0 ? 1 : static_cast<size_t>(plan.count);
     const size_t pitch = indices.stride == 0 ? width : width * indices.stride;
-    context.check(cudaMemcpy2DAsync(values, width, indices.data, pitch, width, rows, cudaMemcpyDeviceToHost, context.stream),
-                  "cudaMemcpy2DAsync");
+    context.check(
+        cudaMemcpy2DAsync(values, width, indices.data, pitch, width, rows, cudaMemcpyDeviceToHost, context.stream),
+        "cudaMemcpy2DAsync");
     context.check(cudaStreamSynchronize(context.stream), "cudaStreamSynchronize");
     indices.data = values;
     indices.device = -1;
@@ -53,8 +55,9 @@ void fetch(const Plan& plan, const char* name, Side& side, const char* reason, S
 void warn_once_about_pageable_memory(Surroundings& surroundings) {
     static std::atomic<bool> warned{false};
     if (warned.exchange(true)) return;
-    surroundings.warn("kvops: host memory is pageable: it is moved through pinned buffers, which is slower and waits for the "
-                      "GPU; allocate it with pin_memory=True");
+    surroundings.warn(
+        "kvops: host memory is pageable: it is moved through pinned buffers, which is slower and waits for the "
+        "GPU; allocate it with pin_memory=True");
 }
 
 void run_pinned(const Plan& plan, Engine engine, const Context& context) {
@@ -89,11 +92,12 @@ void raise_pending_faults(const Plan& plan) {
     }
 }
 
-void run(const Plan& given, Engine engine, int num_sms, Surroundings& surroundings) {
+Ran run(const Plan& given, Engine engine, int num_sms, Surroundings& surroundings) {
     Plan plan = given;
     const int device = running_device(plan);
     DeviceGuard guard(plan.op, device);
     const Context context = context_on(device, plan, num_sms, surroundings);
+    const Ran ran{context.stream, context.capturing};
     if (engine == Engine::copy || engine == Engine::staged) fetch_indices(plan, reads_indices(engine), surroundings);
     fetch_from_other_devices(plan, device, surroundings);
 
@@ -101,27 +105,29 @@ void run(const Plan& given, Engine engine, int num_sms, Surroundings& surroundin
         if (!reaches(device, plan.src.device, context)) {
             fetch_indices(plan, "a transfer between GPUs without peer access", surroundings);
         }
-        return run_between_devices(plan, context, [&](const Plan& part, const Context& on) { run_pinned(part, engine, on); });
-    }
-    if (!host_side_is_pinned(plan, context)) {
+        run_between_devices(plan, context, [&](const Plan& part, const Context& on) { run_pinned(part, engine, on); });
+    } else if (!host_side_is_pinned(plan, context)) {
         fetch_indices(plan, "pageable host memory", surroundings);
         run_pageable(plan, context, [&](const Plan& pinned) { run_pinned(pinned, engine, context); });
-        return warn_once_about_pageable_memory(surroundings);
+        warn_once_about_pageable_memory(surroundings);
+    } else {
+        run_pinned(plan, engine, context);
     }
-    run_pinned(plan, engine, context);
+    return ran;
 }
 
-void run_within_pool(const Plan& given, Engine engine, int num_sms, Surroundings& surroundings) {
+Ran run_within_pool(const Plan& given, Engine engine, int num_sms, Surroundings& surroundings) {
     constexpr int64_t kBufferBytes = 256 << 20;
     Plan plan = given;
     const int device = running_device(plan);
     DeviceGuard guard(plan.op, device);
-    const Context context = context_on(device, plan, num_sms, surroundings);
+    Context context = context_on(device, plan, num_sms, surroundings);
     if (engine == Engine::copy) fetch_indices(plan, reads_indices(engine), surroundings);
     fetch_from_other_devices(plan, device, surroundings);
 
     int64_t largest = 0;
-    each_layer_group(plan, kBufferBytes, [&](const Plan& part) { largest = std::max(largest, buffer_bytes(part, plan.count)); });
+    each_layer_group(plan, kBufferBytes,
+                     [&](const Plan& part) { largest = std::max(largest, buffer_bytes(part, plan.count)); });
     char* buffer = surroundings.device_bytes(largest, device);
     const SkipUnits bad_source{plan.src.indices, plan.src.limit};
     each_layer_group(plan, kBufferBytes, [&](const Plan& part) {
@@ -132,8 +138,10 @@ void run_within_pool(const Plan& given, Engine engine, int num_sms, Surroundings
         } else {
             run_sm(halves.into, context);
             run_sm(halves.out_of, context, &bad_source);
+            context.reports_faults = false;  // all groups have the same indices
         }
     });
+    return {context.stream, context.capturing};
 }
 
 }  // namespace kvops::cuda

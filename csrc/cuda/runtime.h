@@ -66,21 +66,14 @@ class Event {
     cudaEvent_t event_ = nullptr;
 };
 
-// Work issued on `later` from now on waits for what `earlier` has been given so far.
-inline void order(const char* op, cudaStream_t earlier, cudaStream_t later) {
-    if (earlier == later) return;
-    Event event(op);
-    event.record(earlier);
-    event.wait(later);
-}
-
 // The device that runs a call, its current stream, and what the call may use.
 struct Context {
     const char* op;
     int device;
     cudaStream_t stream;
     bool capturing;
-    int num_sms;  // 0: the engine's own choice
+    int num_sms;          // 0: the engine's own choice
+    bool reports_faults;  // of indices that a kernel checks; else bad units are skipped without a word
     Surroundings& surroundings;
 
     void check(cudaError_t error, const char* call) const { cuda::check(op, error, call); }

@@ -1,7 +1,8 @@
 // The SM engine. Idea: everything that a call moves is one long row of pieces (1 to 16 bytes, the widest that all addresses
-// allow). A tile of pieces is a thread block's turn: each thread works out where its eight pieces lie, loads all eight, then
-// stores them, so that a block of 512 threads keeps 64 KiB in flight. That is what hides the latency of the bus: about 2 us
-// at 25 GB/s for one SM. Bytes moved: each byte once in, once out, and 4 or 8 bytes of index a unit, mostly from the cache.
+// allow). A tile of pieces is a thread block's turn: each thread works out where its four pieces lie, loads all four, then
+// stores them, so that a block of 1024 threads has up to 64 KiB in flight. Many threads with few pieces each beat the
+// reverse: while some warps wait for the bus, others compute addresses. Bytes moved: each byte once in, once out, and 4 or 8
+// bytes of index a unit, mostly from the cache.
 //
 // The order of pieces is the order of host addresses, as far as the indices allow: the outer loops are those with the
 // larger host strides. What bounds it: the bus (host side), or the memory bandwidth (both sides on one GPU).
@@ -17,8 +18,8 @@
 namespace kvops::cuda {
 namespace {
 
-constexpr int kThreads = 512;
-constexpr int kPiecesPerThread = 8;
+constexpr int kThreads = 1024;
+constexpr int kPiecesPerThread = 4;
 constexpr uint32_t kTile = kThreads * kPiecesPerThread;
 constexpr int kMaxWalks = 4;
 constexpr int kAxes = 4;                          // layers, slots, heads and the units themselves
@@ -49,22 +50,23 @@ struct Divider {
 // How one side turns an index into bytes.
 struct Addressing {
     int64_t page, slot;
-    Divider page_size;       // used where the limit is below 2^31
-    int64_t page_size_64;    // used elsewhere; 0: the form above
-    bool linear;             // pages follow each other without a gap: no division
+    Divider page_size;     // used where the limit is below 2^31
+    int64_t page_size_64;  // used elsewhere; 0: the form above
+    bool linear;           // pages follow each other without a gap: no division
 };
 
 // Planes of one geometry, and how a piece's number is taken apart.
 struct Walk {
-    Divider pieces;         // in a fragment
-    Divider axis[kAxes];    // sizes, innermost first
+    Divider pieces;  // in a fragment
+    int axes;
+    Divider axis[kAxes];  // sizes, innermost first
     int64_t src_stride[kAxes];
     int64_t dst_stride[kAxes];  // 0 at the axis of the units
     int unit_axis;
     Addressing src, dst;
-    uint32_t first_base;    // in the payload
-    uint32_t total;         // pieces in this launch
-    uint32_t tiles_end;     // tiles of this walk and all before it
+    uint32_t first_base, bases;  // in the payload
+    uint32_t total;              // pieces in this launch
+    uint32_t tiles_end;          // tiles of this walk and all before it
 };
 
 struct Bases {
@@ -77,9 +79,9 @@ enum IndexKind : int { kCounting, kInt32, kInt64, kInline };
 struct DeviceIndices {
     const void* data;
     int64_t stride;
-    int64_t first;          // for counting
+    int64_t first;  // for counting
     int64_t limit;
-    uint32_t inline_offset; // bytes into the payload
+    uint32_t inline_offset;  // bytes into the payload
     int kind;
 
     __device__ int64_t at(uint32_t unit, const char* payload) const {
@@ -127,6 +129,13 @@ __device__ void report(const FaultWord& word, const FaultRecord& fault, int64_t 
     *static_cast<volatile uint32_t*>(&record->complete) = 1;
 }
 
+__device__ __noinline__ void report(const Reporter& reporter, uint32_t unit, const DeviceIndices& src,
+                                    int64_t src_index, const DeviceIndices& dst, int64_t dst_index) {
+    if (!reporter.reports) return;
+    if (!src.holds(src_index)) report(reporter.word, reporter.src, reporter.first_unit + unit, src_index);
+    if (!dst.holds(dst_index)) report(reporter.word, reporter.dst, reporter.first_unit + unit, dst_index);
+}
+
 __device__ int64_t offset_of(const Addressing& side, int64_t index) {
     if (side.linear) return index * side.page;
     if (side.page_size_64 == 0) {
@@ -137,51 +146,39 @@ __device__ int64_t offset_of(const Addressing& side, int64_t index) {
     return page * side.page + (index - page * side.page_size_64) * side.slot;
 }
 
-// Where a piece lies on both sides; false where there is none, or where its unit has a bad index.
-template <class Word, class L>
-__device__ bool locate(const L& launch, const Walk& walk, uint32_t piece, const char*& from, char*& to) {
-    if (piece >= walk.total) return false;
+// Where a piece lies, but for the indices of its unit.
+struct Place {
+    int64_t src, dst;  // offsets from the base
+    uint32_t base;
+    uint32_t unit;
+    bool first_of_unit;
+};
+
+template <class Word>
+__device__ Place place_of(const Walk& walk, uint32_t piece) {
     uint32_t rest = walk.pieces(piece);
     const uint32_t within = piece - rest * walk.pieces.divisor;
-    int64_t src_offset = int64_t(within) * sizeof(Word);
-    int64_t dst_offset = src_offset;
-    uint32_t unit = 0;
-    bool first_of_unit = within == 0;
-#pragma unroll
-    for (int axis = 0; axis < kAxes; ++axis) {
-        const uint32_t quotient = walk.axis[axis](rest);
+    const int64_t offset = int64_t(within) * int64_t(sizeof(Word));
+    Place place{offset, offset, 0, 0, within == 0};
+    for (int axis = 0; axis < walk.axes; ++axis) {
+        const bool outermost = axis == walk.axes - 1 && walk.bases == 1;  // what is left is the coordinate
+        const uint32_t quotient = outermost ? 0 : walk.axis[axis](rest);
         const uint32_t coordinate = rest - quotient * walk.axis[axis].divisor;
         rest = quotient;
         if (axis == walk.unit_axis) {
-            unit = coordinate;
+            place.unit = coordinate;
         } else {
-            first_of_unit &= coordinate == 0;
-            src_offset += coordinate * walk.src_stride[axis];
-            dst_offset += coordinate * walk.dst_stride[axis];
+            place.first_of_unit &= coordinate == 0;
+            place.src += coordinate * walk.src_stride[axis];
+            place.dst += coordinate * walk.dst_stride[axis];
         }
     }
-    first_of_unit &= rest == 0 && launch.reporter.reports && &walk == &launch.walks[0];
-
-    const int64_t src_index = launch.src.at(unit, launch.payload);
-    const int64_t dst_index = launch.dst.at(unit, launch.payload);
-    const bool src_good = launch.src.holds(src_index);
-    const bool dst_good = launch.dst.holds(dst_index);
-    if (!src_good || !dst_good) {
-        if (first_of_unit) {
-            const int64_t position = launch.reporter.first_unit + unit;
-            if (!src_good) report(launch.reporter.word, launch.reporter.src, position, src_index);
-            if (!dst_good) report(launch.reporter.word, launch.reporter.dst, position, dst_index);
-        }
-        return false;
-    }
-    if (launch.skips && !launch.skip.holds(launch.skip.at(unit, launch.payload))) return false;
-
-    const Bases base = reinterpret_cast<const Bases*>(launch.payload)[walk.first_base + rest];
-    from = base.src + src_offset + offset_of(walk.src, src_index);
-    to = base.dst + dst_offset + offset_of(walk.dst, dst_index);
-    return true;
+    place.first_of_unit &= rest == 0;
+    place.base = walk.first_base + rest;
+    return place;
 }
 
+// Three phases, each a loop over a thread's pieces without a branch between their loads: the loads of a phase wait together.
 template <class Word, int kPayload>
 __global__ void __launch_bounds__(kThreads, 1) move_pieces(const __grid_constant__ Launch<kPayload> launch) {
     for (uint32_t tile = blockIdx.x; tile < launch.tiles; tile += gridDim.x) {
@@ -190,17 +187,42 @@ __global__ void __launch_bounds__(kThreads, 1) move_pieces(const __grid_constant
         const Walk& walk = launch.walks[w];
         const uint32_t first = (tile - (w == 0 ? 0 : launch.walks[w - 1].tiles_end)) * kTile + threadIdx.x;
 
-        const char* from[kPiecesPerThread];
-        char* to[kPiecesPerThread];
+        Place place[kPiecesPerThread];
+        int64_t src_index[kPiecesPerThread], dst_index[kPiecesPerThread];
         bool there[kPiecesPerThread];
-        Word data[kPiecesPerThread];
 #pragma unroll
         for (int i = 0; i < kPiecesPerThread; ++i) {
-            there[i] = locate<Word>(launch, walk, first + i * kThreads, from[i], to[i]);
+            const uint32_t piece = first + i * kThreads;
+            there[i] = piece < walk.total;
+            place[i] = place_of<Word>(walk, there[i] ? piece : 0);
+            src_index[i] = launch.src.at(place[i].unit, launch.payload);
+            dst_index[i] = launch.dst.at(place[i].unit, launch.payload);
         }
 #pragma unroll
         for (int i = 0; i < kPiecesPerThread; ++i) {
-            if (there[i]) data[i] = __ldcs(reinterpret_cast<const Word*>(from[i]));
+            const bool good = launch.src.holds(src_index[i]) && launch.dst.holds(dst_index[i]);
+            if (!good) {
+                if (there[i] && w == 0 && place[i].first_of_unit) {
+                    report(launch.reporter, place[i].unit, launch.src, src_index[i], launch.dst, dst_index[i]);
+                }
+                there[i] = false;
+            }
+        }
+        if (launch.skips) {
+#pragma unroll
+            for (int i = 0; i < kPiecesPerThread; ++i) {
+                there[i] &= launch.skip.holds(launch.skip.at(place[i].unit, launch.payload));
+            }
+        }
+
+        char* to[kPiecesPerThread];
+        Word data[kPiecesPerThread];
+#pragma unroll
+        for (int i = 0; i < kPiecesPerThread; ++i) {
+            const Bases base = reinterpret_cast<const Bases*>(launch.payload)[place[i].base];
+            to[i] = base.dst + place[i].dst + offset_of(walk.dst, dst_index[i]);
+            const char* from = base.src + place[i].src + offset_of(walk.src, src_index[i]);
+            if (there[i]) data[i] = __ldcs(reinterpret_cast<const Word*>(from));
         }
 #pragma unroll
         for (int i = 0; i < kPiecesPerThread; ++i) {
@@ -214,8 +236,8 @@ __global__ void __launch_bounds__(kThreads, 1) move_pieces(const __grid_constant
 // A geometry and all bases that share it, in the order of the plan.
 struct Planes {
     Walk walk;
-    int word;                // bytes in a piece
-    int64_t unit_pieces;     // of one base
+    int word;             // bytes in a piece
+    int64_t unit_pieces;  // of one base
     std::vector<Bases> bases;
 };
 
@@ -248,7 +270,8 @@ Planes planes_of(const Fragments& fragments, const Plan& plan) {
     walk.src = addressing(fragments.src_page, fragments.src_slot, plan.src);
     walk.dst = addressing(fragments.dst_page, fragments.dst_slot, plan.dst);
     uint64_t bits = fragments.fragment_bytes | reinterpret_cast<uint64_t>(fragments.src) |
-                    reinterpret_cast<uint64_t>(fragments.dst) | walk.src.page | walk.src.slot | walk.dst.page | walk.dst.slot;
+                    reinterpret_cast<uint64_t>(fragments.dst) | walk.src.page | walk.src.slot | walk.dst.page |
+                    walk.dst.slot;
 
     // The slow side orders the loops: the host's, or the source's where both are GPUs.
     const bool by_dst = plan.dst.device < 0;
@@ -272,6 +295,7 @@ Planes planes_of(const Fragments& fragments, const Plan& plan) {
         unit_fragments *= axes[i].size;
         bits |= axes[i].src_stride | axes[i].dst_stride;
     }
+    walk.axes = fragments.axes + 1;
     planes.word = widest_word(bits);
     walk.pieces = Divider(static_cast<uint32_t>(fragments.fragment_bytes / planes.word));
     planes.unit_pieces = unit_fragments * (fragments.fragment_bytes / planes.word);
@@ -283,8 +307,8 @@ bool same_geometry(const Walk& a, const Walk& b) {
     const auto same_side = [](const Addressing& s, const Addressing& t) {
         return s.page == t.page && s.slot == t.slot && s.linear == t.linear;
     };
-    bool same = a.pieces.divisor == b.pieces.divisor && a.unit_axis == b.unit_axis && same_side(a.src, b.src) &&
-                same_side(a.dst, b.dst);
+    bool same = a.axes == b.axes && a.pieces.divisor == b.pieces.divisor && a.unit_axis == b.unit_axis &&
+                same_side(a.src, b.src) && same_side(a.dst, b.dst);
     for (int axis = 0; axis < kAxes; ++axis) {
         same = same && a.axis[axis].divisor == b.axis[axis].divisor && a.src_stride[axis] == b.src_stride[axis] &&
                a.dst_stride[axis] == b.dst_stride[axis];
@@ -361,7 +385,8 @@ std::vector<Load> divide_into_loads(const std::vector<Planes>& groups, size_t ma
             if (planes.word != word) continue;
             const auto numbered = static_cast<size_t>(std::max<int64_t>(1, kMaxPieces / planes.unit_pieces));
             for (size_t begin = 0; begin < planes.bases.size();) {
-                if (!open || loads.back().parts.size() == kMaxWalks || loads.back().bases == max_bases) loads.emplace_back();
+                if (!open || loads.back().parts.size() == kMaxWalks || loads.back().bases == max_bases)
+                    loads.emplace_back();
                 open = true;
                 Load& load = loads.back();
                 const size_t bases = std::min({planes.bases.size() - begin, numbered, max_bases - load.bases});
@@ -415,13 +440,13 @@ FaultRecord fault_of(const Plan& plan, const char* indices, const Side& side) {
     return {plan.op, indices, side.limit_argument, side.limit_element, 0, 0, side.limit, plan.pages, 0};
 }
 
-// Without a word from the caller: the fewest blocks that saturate the link at rows of 1 KiB. Reads from the host need
-// fewer than writes to it; between memories of GPUs every SM counts.
+// Without a word from the caller: the fewest blocks that saturate the link at rows of 128 bytes to 2 KiB, measured on an H200
+// over PCIe Gen5. Between memories of GPUs every SM counts.
 int default_blocks(const Plan& plan, const Context& context) {
-    if (plan.src.device < 0) return 4;
-    if (plan.dst.device < 0) return 8;
+    if (plan.src.device < 0 || plan.dst.device < 0) return 8;
     int sms = 0;
-    context.check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, context.device), "cudaDeviceGetAttribute");
+    context.check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, context.device),
+                  "cudaDeviceGetAttribute");
     return sms;
 }
 
@@ -443,10 +468,11 @@ void launch(const Plan& plan, const Context& context, const Load& load, const Si
         walk = part.planes->walk;
         walk.axis[walk.unit_axis] = Divider(static_cast<uint32_t>(units));
         walk.first_base = bases;
+        walk.bases = static_cast<uint32_t>(part.bases());
         walk.total = static_cast<uint32_t>(part.unit_pieces() * units);
         tiles += (walk.total + kTile - 1) / kTile;
         walk.tiles_end = tiles;
-        bases += static_cast<uint32_t>(part.bases());
+        bases += walk.bases;
     }
     uint32_t end = bases * sizeof(Bases);
     launch.src = sides.src.place(unit, units, launch.payload, end);
@@ -472,7 +498,8 @@ void launch(const Plan& plan, const Context& context, const Load& load, const Si
 }  // namespace
 
 void run_sm(const Plan& plan, const Context& context, const SkipUnits* skip) {
-    Sides sides{{plan.src.indices, plan.src.limit}, {plan.dst.indices, plan.dst.limit}, {Indices{}, 0}, skip != nullptr};
+    Sides sides{
+        {plan.src.indices, plan.src.limit}, {plan.dst.indices, plan.dst.limit}, {Indices{}, 0}, skip != nullptr};
     if (skip != nullptr) sides.skip = SideIndices(skip->indices, skip->limit);
 
     const std::vector<Planes> groups = group_by_geometry(plan);
@@ -491,7 +518,8 @@ void run_sm(const Plan& plan, const Context& context, const SkipUnits* skip) {
     const size_t index_bytes = plan.count * unit_bytes;
     const bool one_launch = all_bases * sizeof(Bases) + index_bytes <= kLargePayload;
     if (!fits_inline && context.capturing) {
-        fail(plan.op, "indices in host memory into more than 2^32 rows cannot be captured, expected indices on the GPU");
+        fail(plan.op,
+             "indices in host memory into more than 2^32 rows cannot be captured, expected indices on the GPU");
     }
     if (unit_bytes > 0 && !(fits_inline && (one_launch || context.capturing))) {
         for (SideIndices* side : {&sides.src, &sides.dst, &sides.skip}) {
@@ -501,10 +529,11 @@ void run_sm(const Plan& plan, const Context& context, const SkipUnits* skip) {
     }
 
     const size_t kept_for_indices = unit_bytes == 0 ? 0 : std::min<size_t>(index_bytes, kLargePayload / 2);
-    bool reports = true;
+    bool reports = context.reports_faults;
     for (const Load& load : divide_into_loads(groups, (kLargePayload - kept_for_indices) / sizeof(Bases))) {
         int64_t most = plan.count;
-        for (const Part& part : load.parts) most = std::min(most, std::max<int64_t>(1, kMaxPieces / part.unit_pieces()));
+        for (const Part& part : load.parts)
+            most = std::min(most, std::max<int64_t>(1, kMaxPieces / part.unit_pieces()));
         if (unit_bytes > 0) most = std::min<int64_t>(most, (kLargePayload - load.bases * sizeof(Bases)) / unit_bytes);
         for (int64_t unit = 0; unit < plan.count; unit += most) {
             const int64_t units = std::min(most, plan.count - unit);

@@ -14,8 +14,8 @@ from kvops.replay.models import Block
 class Pattern:
     """Eight-byte words: hash(block, layer, token, part) ^ hash(word number).
 
-    The first is another one for every row of a block, so a row in a wrong place shows in (nearly) every byte; the second
-    shows bytes in a wrong place within their row.
+    The first differs for every row of a block, so a row in a wrong place shows in nearly every byte; the second shows
+    bytes in a wrong place within their row.
     """
 
     def __init__(self, block: Block, seed: int, device: str) -> None:
@@ -60,10 +60,13 @@ class Mismatch(NamedTuple):
         )
 
 
-def compare(block: Block, blocks: Sequence[int], found: Tensor, expected: Tensor) -> tuple[int, Mismatch | None]:
-    """How many rows are wrong, and the first wrong byte in the order of Mismatch."""
-    if torch.equal(found, expected):
+def compare(
+    block: Block, blocks: Sequence[int], found: Sequence[Tensor], expected: Tensor
+) -> tuple[int, Mismatch | None]:
+    """How many rows are wrong, and the first wrong byte in the order of Mismatch. `found`: a tensor a part."""
+    if all(map(torch.equal, found, expected)):
         return 0, None
+    found = torch.stack(tuple(found))
     wrong = (found != expected).any(-1)  # [parts, layers, pages, page_size]
     wrong = wrong.flatten(2).unflatten(2, (len(blocks), block.tokens)).permute(2, 1, 3, 0)
     number, layer, token, part = wrong.nonzero()[0].tolist()

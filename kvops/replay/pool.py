@@ -21,19 +21,23 @@ POISON = 0x7FA57FA57FA57FA5  # what a free page holds; four NaNs in bf16
 class Pool:
     """Memory for `slots` blocks, all poison. A slot's pages are scattered, as in a cache that has run for a while.
 
-    `caches` is what kvops gets: one tensor a part, [layers, pages, page_size, *row] in bf16. `words` are the same bytes as
-    int64, [layers, pages, page_size, row words].
+    `caches` is what kvops gets: one tensor a part, [layers, pages, page_size, *row] in bf16. All else here sees the
+    same bytes as int64 words.
     """
 
-    def __init__(self, block: Block, slots: int, layout: str, device: str, pinned: bool, random: torch.Generator) -> None:
+    def __init__(
+        self, block: Block, slots: int, layout: str, device: str, *, pinned: bool, random: torch.Generator
+    ) -> None:
         permutation = LAYOUTS[layout]
         shape = (block.layers, slots * block.pages, block.page_size, block.model.row_bytes // 8)
         allocated = [shape[permutation.index(dim)] for dim in range(4)]
-        self.words = [
-            torch.empty(allocated, dtype=torch.int64, device=device, pin_memory=pinned).fill_(POISON).permute(permutation)
+        self._memory = [
+            torch.empty(allocated, dtype=torch.int64, device=device, pin_memory=pinned).fill_(POISON)
             for _ in block.model.parts
         ]
-        self.caches = [words.view(torch.bfloat16).unflatten(-1, block.model.row) for words in self.words]
+        self._permutation = permutation
+        rows = [self._view(memory).view(torch.bfloat16) for memory in self._memory]
+        self.caches = [part.unflatten(-1, block.model.row) for part in rows]
         self.device = device
         self._pages = torch.randperm(slots * block.pages, generator=random).view(slots, block.pages)
 
@@ -44,15 +48,24 @@ class Pool:
     def poison(self, slots: Sequence[int]) -> None:
         if slots:
             pages = self.pages(slots).to(self.device)
-            for words in self.words:
-                words.index_fill_(1, pages, POISON)
+            for memory in self._memory:
+                memory.index_fill_(self._page_dim, pages, POISON)
 
     def write(self, slots: Sequence[int], content: Tensor) -> None:
-        """`content`: [parts, layers, pages, page_size, row words]."""
+        """`content`: what Pattern makes."""
         pages = self.pages(slots).to(self.device)
-        for words, part in zip(self.words, content, strict=True):
-            words.index_copy_(1, pages, part)
+        for memory, part in zip(self._memory, content, strict=True):
+            self._view(memory).index_copy_(1, pages, part)
 
-    def read(self, slots: Sequence[int]) -> Tensor:
+    def read(self, slots: Sequence[int]) -> list[Tensor]:
+        # Selected before the permutation: index_select copies all of a view that is not contiguous.
         pages = self.pages(slots).to(self.device)
-        return torch.stack([words.index_select(1, pages) for words in self.words])
+        return [self._view(memory.index_select(self._page_dim, pages)) for memory in self._memory]
+
+    @property
+    def _page_dim(self) -> int:
+        return self._permutation[1]
+
+    def _view(self, memory: Tensor) -> Tensor:
+        """[layers, pages, page_size, row words], whatever the layout."""
+        return memory.permute(self._permutation)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -29,6 +28,20 @@ class Meter:
         return self.bytes / self.seconds / 1e9 if self.calls else 0.0
 
 
+@dataclass
+class Count:
+    requests: int = 0
+    too_large: int = 0  # requests that need more blocks than the device pool holds; the end of the prompt is left out
+    blocks_cut: int = 0
+    looked_up: int = 0
+    device_hits: int = 0
+    host_hits: int = 0
+    computed: int = 0
+    evicted: int = 0
+    rows_verified: int = 0
+    mismatches: int = 0  # rows
+
+
 class Replayer:
     def __init__(
         self,
@@ -45,40 +58,40 @@ class Replayer:
         random = torch.Generator().manual_seed(seed)
         self.block, self.engine, self.indices_on, self.on_cuda = block, engine, indices_on, device == "cuda"
         self.tiers = TwoTierCache(device_slots, host_slots)
-        self.device = Pool(block, device_slots, "layer-first", device, pinned=False, random=random)
-        self.host = Pool(block, host_slots, host_layout, "cpu", pinned=self.on_cuda, random=random)
+        self.device_pool = Pool(block, device_slots, "layer-first", device, pinned=False, random=random)
+        self.host_pool = Pool(block, host_slots, host_layout, "cpu", pinned=self.on_cuda, random=random)
         self.pattern = Pattern(block, seed, device)
-        self.count: Counter[str] = Counter()
+        self.count = Count()
         self.restored, self.offloaded = Meter(), Meter()
         self.first_mismatch: Mismatch | None = None
 
     def request(self, prompt: Sequence[int]) -> None:
         fits = prompt[: self.tiers.device.slots]
-        self.count["requests"] += 1
-        self.count["too large"] += len(fits) < len(prompt)
-        self.count["blocks cut"] += len(prompt) - len(fits)
         plan = self.tiers.request(fits)
 
-        self.host.poison(plan.evicted)
-        self._transfer(self.device, self.host, plan.offloads, self.offloaded)
-        self.device.poison(plan.vacated)
+        self.host_pool.poison(plan.freed_on_host)
+        self._transfer(self.device_pool, self.host_pool, plan.offloads, self.offloaded)
+        self.device_pool.poison(plan.freed_on_device)
 
-        self._transfer(self.host, self.device, plan.restores, self.restored)
-        self.host.poison([move.source for move in plan.restores])
+        self._transfer(self.host_pool, self.device_pool, plan.restores, self.restored)
+        self.host_pool.poison([move.source for move in plan.restores])
 
         # The request reads its prefix, and adds the rest of its prompt.
-        self._verify(self.device, plan.hits + [Placed(move.block, move.target) for move in plan.restores])
+        self._verify(self.device_pool, plan.hits + [Placed(move.block, move.target) for move in plan.restores])
         self._compute(plan.computes)
 
-        self.count["looked up"] += len(fits)
-        self.count["device hits"] += len(plan.hits)
-        self.count["host hits"] += len(plan.restores)
-        self.count["computed"] += len(plan.computes)
-        self.count["lost"] += plan.lost
+        self.count.requests += 1
+        self.count.too_large += len(fits) < len(prompt)
+        self.count.blocks_cut += len(prompt) - len(fits)
+        self.count.looked_up += len(fits)
+        self.count.device_hits += len(plan.hits)
+        self.count.host_hits += len(plan.restores)
+        self.count.computed += len(plan.computes)
+        self.count.evicted += plan.evictions
 
     def verify_all(self) -> None:
         """What is left in both tiers."""
-        for pool, tier in ((self.device, self.tiers.device), (self.host, self.tiers.host)):
+        for pool, tier in ((self.device_pool, self.tiers.device), (self.host_pool, self.tiers.host)):
             self._verify(pool, [Placed(block, slot) for block, slot in tier.blocks.items()])
 
     def _transfer(self, source: Pool, target: Pool, moves: list[Move], meter: Meter) -> None:
@@ -87,7 +100,7 @@ class Replayer:
         source_pages = source.pages([move.source for move in moves])
         target_pages = target.pages([move.target for move in moves])
         if self.indices_on == "device":
-            source_pages, target_pages = source_pages.to(self.device.device), target_pages.to(self.device.device)
+            source_pages, target_pages = (pages.to(self.device_pool.device) for pages in (source_pages, target_pages))
         options = {"page_indices": True, "engine": self.engine}
 
         self._synchronize()
@@ -104,20 +117,22 @@ class Replayer:
 
     def _compute(self, placed: list[Placed]) -> None:
         for blocks, slots in self._chunks(placed):
-            self.device.write(slots, self.pattern(blocks))
+            self.device_pool.write(slots, self.pattern(blocks))
 
     def _verify(self, pool: Pool, placed: list[Placed]) -> None:
         for blocks, slots in self._chunks(placed):
-            found = pool.read(slots).to(self.pattern.device)
+            found = [part.to(self.pattern.device) for part in pool.read(slots)]
             rows, mismatch = compare(self.block, blocks, found, self.pattern(blocks))
-            self.count["mismatches"] += rows
+            self.count.mismatches += rows
             self.first_mismatch = self.first_mismatch or mismatch
-            self.count["rows verified"] += len(blocks) * self.block.rows
+            self.count.rows_verified += len(blocks) * self.block.rows
 
-    def _chunks(self, placed: list[Placed]):
+    def _chunks(self, placed: list[Placed]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+        """Blocks and their slots."""
         size = max(1, CHUNK_BYTES // self.block.bytes)
         for start in range(0, len(placed), size):
-            yield zip(*placed[start : start + size], strict=True)
+            blocks, slots = zip(*placed[start : start + size], strict=True)
+            yield blocks, slots
 
     def _synchronize(self) -> None:
         if self.on_cuda:

@@ -1,7 +1,7 @@
 """The bookkeeping of a two-tier prefix cache: what a request finds, and what has to move. No tensors here.
 
-A block lies in one tier at most. Both tiers are LRU; a prompt is touched from its end to its start, so that the end of a
-prefix is evicted before its start.
+A block lies in one tier at most. Both tiers are LRU; a prompt is touched from its end to its start, so that the end of
+a prefix is evicted before its start.
 """
 
 from __future__ import annotations
@@ -53,13 +53,13 @@ class Move(NamedTuple):
 class Plan:
     """What one request does, in the order in which it must be done."""
 
-    evicted: list[int] = field(default_factory=list)  # host slots that lose their block
+    freed_on_host: list[int] = field(default_factory=list)  # slots
     offloads: list[Move] = field(default_factory=list)  # device -> host
-    vacated: list[int] = field(default_factory=list)  # device slots that lose their block, those of the offloads included
+    freed_on_device: list[int] = field(default_factory=list)  # slots, those of the offloads among them
     restores: list[Move] = field(default_factory=list)  # host -> device; the host slots are free afterwards
     hits: list[Placed] = field(default_factory=list)  # on the device before and after
     computes: list[Placed] = field(default_factory=list)
-    lost: int = 0  # blocks that are in neither tier any more
+    evictions: int = 0  # blocks that are in neither tier any more
 
 
 class TwoTierCache:
@@ -75,9 +75,9 @@ class TwoTierCache:
         missing = prompt[len(cached) :]
         for block in missing:  # behind a gap: in a tier, but not usable
             if block in device:
-                plan.vacated.append(device.release(block))
+                plan.freed_on_device.append(device.release(block))
             elif block in host:
-                plan.evicted.append(host.release(block))
+                plan.freed_on_host.append(host.release(block))
         for block in cached:  # now evictions, the oldest first, take all others before these
             (device if block in device else host).touch(block)
         hits = [block for block in cached if block in device]
@@ -87,11 +87,11 @@ class TwoTierCache:
         victims = device.oldest(len(restored) + len(missing) - len(device.free))
         dropped = max(0, len(victims) - (host.slots - len(restored)))
         evicted = [host.release(block) for block in host.oldest(len(victims) - dropped - len(host.free))]
-        plan.evicted += evicted
-        plan.lost = dropped + len(evicted)
+        plan.freed_on_host += evicted
+        plan.evictions = dropped + len(evicted)
         for number, block in enumerate(victims):
             slot = device.release(block)
-            plan.vacated.append(slot)
+            plan.freed_on_device.append(slot)
             if number >= dropped:
                 plan.offloads.append(Move(block, slot, host.take(block)))
 

@@ -78,16 +78,17 @@ def _parse(line: bytes, where: str) -> Request:
 
 
 def generate_trace(requests: int, seed: int) -> list[Request]:
-    """Chats of several turns behind a few shared system prompts; a chat active of late is likelier to go on."""
+    """Chats of several turns, each behind one of a few system prompts. A few users ask often, many now and then."""
     rng = random.Random(seed)
     new_id = count()
     systems = [[next(new_id) for _ in range(rng.randint(1, 6))] for _ in range(8)]
-    chats: list[tuple[list[int], int]] = []  # whole blocks and tokens so far, the latest chat first
+    chats: dict[int, tuple[list[int], int]] = {}  # user -> the whole blocks and the tokens so far
     trace = []
     timestamp = 0
     for _ in range(requests):
-        if chats and rng.random() < 0.6:
-            blocks, tokens = chats.pop(_zipf(rng, len(chats)))
+        user = _zipf(rng, 500)
+        if user in chats and rng.random() < 0.9:
+            blocks, tokens = chats[user]
         else:
             blocks = systems[_zipf(rng, len(systems))]
             tokens = len(blocks) * BLOCK_TOKENS
@@ -98,8 +99,9 @@ def generate_trace(requests: int, seed: int) -> list[Request]:
         output = 1 + int(rng.expovariate(1 / 350))
         trace.append(Request(timestamp, tokens, output, blocks + rest))
         timestamp += int(rng.expovariate(1 / 300))
-        if tokens < 64 * BLOCK_TOKENS:
-            chats.insert(0, (blocks, tokens + output))
+        chats[user] = blocks, tokens + output
+        if tokens > 128 * BLOCK_TOKENS:
+            del chats[user]
     return trace
 
 
