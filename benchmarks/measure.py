@@ -52,11 +52,12 @@ class GpuTimer:
         size = torch.cuda.get_device_properties(0).L2_cache_size
         self._flush = torch.empty(4 * size, dtype=torch.uint8, device="cuda")
 
-    def median_ms(self, run: Callable[[], object], repeat: int = 20, warm_up: int = 3) -> float:
-        for _ in range(warm_up):
+    def median_ms(self, run: Callable[[], object], repeat: int = 20, seconds: float = 0.5) -> float:
+        """At most `repeat` runs; fewer, but at least three, of one that takes long."""
+        for _ in range(2):
             run()
-        times = []
-        for _ in range(repeat):
+        times: list[float] = []
+        while len(times) < repeat and (len(times) < 3 or sum(times) < 1e3 * seconds):
             self._flush.zero_()
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             start.record()
@@ -65,21 +66,6 @@ class GpuTimer:
             end.synchronize()
             times.append(start.elapsed_time(end))
         return statistics.median(times)
-
-
-def host_us(run: Callable[[], object], repeat: int = 300, batches: int = 7) -> float:
-    """Microseconds of the caller's time a call, the device drained between batches: the median of their means."""
-    means = []
-    for batch in range(batches + 1):
-        start = time.perf_counter()
-        for _ in range(repeat):
-            run()
-        elapsed = time.perf_counter() - start
-        if torch.cuda.is_available():
-            torch.cuda.synchronize()
-        if batch > 0:
-            means.append(elapsed / repeat * 1e6)
-    return statistics.median(means)
 
 
 def interleaved_seconds(runs: dict[str, Callable[[], object]], repeat: int) -> dict[str, float]:

@@ -39,9 +39,9 @@ def hicache(result: dict[str, Any]) -> str:
     providers = ["auto", "sm", "copy", "staged", "torch indexing", "ceiling"]
     text = (
         "Rows by index between a GPU pool and pinned host memory, the grid of SGLang's public HiCache benchmark "
-        f"({result['layers']} layers, bf16, K and V, page size 1): GB/s of a load of one layer / of a store of all "
-        "layers. The ceiling is one contiguous copy of the same bytes for K and one for V, in the same run. The "
-        'engines "copy" and "staged" are given index values on the CPU, the others on the GPU.\n\n'
+        f"({result['layers']} layers, bf16, K and V, page size 1): GB/s of loads, a layer a call / of a store of all "
+        "layers in one call. The ceiling is, for each layer, one contiguous copy of the same bytes for K and one for "
+        'V, in the same run. "copy" and "staged" are given index values on the CPU, the others on the GPU.\n\n'
     )
     rows = []
     for row in result["rows"]:
@@ -84,12 +84,45 @@ def suite(result: dict[str, Any]) -> str:
     )
 
 
+def replays(results: list[dict[str, Any]]) -> str:
+    rows = []
+    for result in results:
+        replay = result["replay"]
+        setting, machine = replay["setting"], result["machine"]
+        place = machine["gpu"] if setting["device"] == "cuda" else f"CPU ({machine['cpu']})"
+        moved = [
+            f"{replay[way]['bytes'] / 1e9:.1f} GB, {replay[way]['GB/s']:.1f} GB/s" for way in ("restored", "offloaded")
+        ]
+        hits = f"{replay['device_hits'] / replay['looked_up']:.1%} / {replay['host_hits'] / replay['looked_up']:.1%}"
+        blocks = f"{setting['layers']} layers, {replay['block']['tokens']} tokens"
+        counts = [str(replay["requests"]), hits, *moved, str(replay["rows_verified"]), str(replay["mismatches"])]
+        rows.append([place, f"{setting['model']}, {blocks}", *counts])
+    header = [
+        "on",
+        "model and block",
+        "requests",
+        "hits, device / host",
+        "restored",
+        "offloaded",
+        "rows verified",
+        "mismatches",
+    ]
+    return (
+        "An hour of real chat requests (the conversation trace that the Mooncake project published) through a two-tier "
+        "cache, scaled down; every restored byte verified:\n\n"
+        f"{table(header, rows)}\n`python benchmarks/replay.py NAME TRACE.jsonl --scale N`\n"
+    )
+
+
 def generated() -> str:
     parts = []
     for name, section in (("hicache", hicache), ("suite_h200", suite), ("cpu", cpu)):
         result = load(name)
         if result is not None:
             parts.append(section(result))
+    replayed = [result for name in ("replay_h200", "replay_cpu") if (result := load(name)) is not None]
+    if replayed:
+        parts.append(replays(replayed))
     return BEGIN + "\n" + "\n".join(parts) + "\n" + END
 
 

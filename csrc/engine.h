@@ -1,4 +1,4 @@
-// The engines, and the one place that chooses among them.
+// The engines, and the choice of "auto", which is made here alone.
 #pragma once
 
 #include <cstdint>

@@ -37,6 +37,12 @@ std::string str(int64_t value) { return std::to_string(value); }
 
 std::string place(const TensorFacts& facts) { return device_name(facts.device_type, facts.device_index); }
 
+// Python's None arrives as a tensor without a handle.
+template <class Name>
+void check_given(const char* op, const Tensor& tensor, const Name& name) {
+    if (tensor.get() == nullptr || !tensor.defined()) fail(op, name() + " is None, expected a tensor");
+}
+
 void check_place(const char* op, const std::string& name, const TensorFacts& facts) {
     if (facts.layout != aoti_torch_layout_strided()) {
         fail(op, name + " has layout " + layout_name(facts.layout) + ", expected strided");
@@ -56,6 +62,7 @@ std::string shapes_expected(bool latent, bool is_list) {
 
 Cache read_cache(const Request& request, const Caches& caches, size_t i) {
     const Tensor& tensor = caches.argument->tensors[i];
+    check_given(request.op, tensor, [&] { return caches.name(i); });
     Cache cache;
     cache.facts = facts_of(tensor);
     const TensorFacts& facts = cache.facts;
@@ -114,7 +121,7 @@ struct SideCaches {
     std::string first_name() const { return first_argument()->name(0); }
 };
 
-void check_side(const char* op, const SideCaches& side) {
+void check_one_device(const char* op, const SideCaches& side) {
     const Cache* first = side.first();
     side.each([&](const Cache& cache, const Caches& caches, size_t i) {
         if (cache.facts.device_type != first->facts.device_type || cache.facts.device() != first->facts.device()) {
@@ -124,7 +131,7 @@ void check_side(const char* op, const SideCaches& side) {
     });
 }
 
-void check_page_sizes(const char* op, const SideCaches& side) {
+void check_one_page_size(const char* op, const SideCaches& side) {
     const Cache* first = side.first();
     side.each([&](const Cache& cache, const Caches& caches, size_t i) {
         if (cache.page_size != first->page_size) {
@@ -149,7 +156,7 @@ void each_common_run(const Caches& src, const Caches& dst, const Visit& visit) {
     }
 }
 
-void check_pair(const Request& request, const Caches& src, const Caches& dst) {
+void check_rows(const Request& request, const Caches& src, const Caches& dst) {
     each_common_run(src, dst, [&](size_t i, int64_t, size_t j, int64_t, int64_t) {
         const Cache& from = src.all[i];
         const Cache& to = dst.all[j];
@@ -171,6 +178,7 @@ void check_pair(const Request& request, const Caches& src, const Caches& dst) {
 Indices read_indices(const char* op, const char* name, const Tensor* tensor, int64_t& count) {
     Indices indices;
     if (tensor == nullptr) return indices;
+    check_given(op, *tensor, [&] { return std::string(name); });
     const TensorFacts facts = facts_of(*tensor);
     check_place(op, name, facts);
     const bool is_64bit = facts.dtype == aoti_torch_dtype_int64();
@@ -274,8 +282,8 @@ Geometry Geometry::from(const Request& request) {
         }
     }
 
-    for (const SideCaches* side : {&src, &dst}) check_side(op, *side);
-    for (const SideCaches* side : {&src, &dst}) check_page_sizes(op, *side);
+    for (const SideCaches* side : {&src, &dst}) check_one_device(op, *side);
+    for (const SideCaches* side : {&src, &dst}) check_one_page_size(op, *side);
     for (size_t pair = 0; pair < request.pairs.size(); ++pair) {
         for (const Caches* caches : {src.arguments[pair], dst.arguments[pair]}) {
             const int64_t expected = src.arguments[0]->layers();
@@ -286,7 +294,7 @@ Geometry Geometry::from(const Request& request) {
         }
     }
     for (size_t pair = 0; pair < request.pairs.size(); ++pair)
-        check_pair(request, *src.arguments[pair], *dst.arguments[pair]);
+        check_rows(request, *src.arguments[pair], *dst.arguments[pair]);
     const bool both = src.first() != nullptr && dst.first() != nullptr;
     if (request.page_indices && both && src.first()->page_size != dst.first()->page_size) {
         fail(op, dst.first_name() + " has page_size " + str(dst.first()->page_size) + ", expected " +

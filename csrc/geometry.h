@@ -1,7 +1,6 @@
 // From tensors to a plan: every check that needs no index value and no address, and the plan that follows from them.
 #pragma once
 
-#include <optional>
 #include <vector>
 
 #include "plan.h"

@@ -8,6 +8,9 @@
 
 namespace kvops {
 
+// Of the buffer: a piece that stays in the last-level cache of today's GPUs and CPUs between gather and scatter.
+constexpr int64_t kMoveBufferBytes = 32 << 20;
+
 // Visits plans that together are the given one: some layers of one block each, at most about `bytes` large, all units.
 template <class Visit>
 void each_layer_group(const Plan& plan, int64_t bytes, const Visit& visit) {

@@ -47,12 +47,11 @@ class TorchSurroundings : public Surroundings {
 };
 
 void move_within_pool_on_cpu(const Plan& plan, Surroundings& surroundings) {
-    constexpr int64_t kBufferBytes = 256 << 20;
     int64_t largest = 0;
-    each_layer_group(plan, kBufferBytes,
+    each_layer_group(plan, kMoveBufferBytes,
                      [&](const Plan& part) { largest = std::max(largest, buffer_bytes(part, plan.count)); });
     char* buffer = surroundings.host_bytes(largest);
-    each_layer_group(plan, kBufferBytes, [&](const Plan& part) {
+    each_layer_group(plan, kMoveBufferBytes, [&](const Plan& part) {
         const Halves halves = through_buffer(part, 0, part.count, Shape::of_src, 1, buffer, -1);
         copy_rows(halves.into, surroundings.parallel_for());
         copy_rows(halves.out_of, surroundings.parallel_for());

@@ -76,14 +76,18 @@ def transfer_kv_per_layer(
             ========== ========================================================================================
 
             Between two caches in host memory the CPU's threads move the bytes, and only "auto" is accepted.
-        num_sms: the most SMs that the SM kernel may take; 0 takes the fewest that saturate the link.
+        num_sms: the most SMs that the SM kernel may take; 0 takes the fewest that saturate the link to the host, and
+            all SMs between GPU memories (also in the staged engine's kernel).
 
     Stream and host: the work is ordered by the current stream of the destination's device, or of the source's where the
     destination is on the CPU; with two CUDA devices by the current streams of both. The call returns at once, and every
     argument may be dropped or, on that stream, be reused right after. It waits for the GPU only where host memory is
     pageable (which is moved through a pinned buffer, with one warning a process), where the copy or staged engine is
-    asked for and indices lie on a GPU, and where two CPU caches are given indices on a GPU. Between CPU caches it
-    returns when the bytes have moved. PyTorch's version counters are not advanced.
+    asked for and indices lie on a GPU, where two CPU caches are given indices on a GPU, where indices lie on another
+    GPU than the one that runs the transfer, and where it raises a fault that an earlier call met. Between CPU caches it
+    returns when the bytes have moved. Under stream capture, index values on the CPU are those of the call, values on
+    the GPU those of each replay, and the tensors must live as long as the graph, as with all of CUDA. PyTorch's version
+    counters are not advanced.
 
     Raises:
         RuntimeError: for shapes, dtypes, devices or options that do not fit; for an index on the CPU that is out of
@@ -186,7 +190,10 @@ def transfer_kv_all_layer(
             v.unsqueeze(2), host_v.permute(2, 0, 1, 3, 4), slots, host_slots,
         )
     """
-    src_k, dst_k, src_v, dst_v = _list(src_k), _list(dst_k), _list(src_v), _list(dst_v)
+    src_k = _list("transfer_kv_all_layer", "src_k", src_k, 5)
+    dst_k = _list("transfer_kv_all_layer", "dst_k", dst_k, 5)
+    src_v = _list("transfer_kv_all_layer", "src_v", src_v, 5)
+    dst_v = _list("transfer_kv_all_layer", "dst_v", dst_v, 5)
     if _any_requires_grad(dst_k) or _any_requires_grad(dst_v):
         _refuse_requires_grad("transfer_kv_all_layer", dst_k=dst_k, dst_v=dst_v)
     _transfer_kv_all_layer(
@@ -229,7 +236,8 @@ def transfer_kv_all_layer_mla(
         host, device = [host_latents, host_index_keys], [latents, index_keys]
         kvops.transfer_kv_all_layer_mla(host, device, host_pages, device_pages, page_indices=True)
     """
-    src, dst = _list(src), _list(dst)
+    src = _list("transfer_kv_all_layer_mla", "src", src, 4)
+    dst = _list("transfer_kv_all_layer_mla", "dst", dst, 4)
     if _any_requires_grad(dst):
         _refuse_requires_grad("transfer_kv_all_layer_mla", dst=dst)
     _transfer_kv_all_layer_mla(
@@ -256,7 +264,7 @@ def move_kv(
     """Moves rows within the K and V pools of all layers: row ``src_indices[i]`` to row ``dst_indices[i]``.
 
     The result is that of reading all source rows first and writing all destination rows then, also where the two index
-    sets overlap or form cycles. Rows pass through a buffer of at most about 256 MiB, or of one layer where that is
+    sets overlap or form cycles. Rows pass through a buffer of at most about 32 MiB, or of one layer where that is
     more, on the pools' device; it is given back when the call ends.
 
     Args:
@@ -271,7 +279,8 @@ def move_kv(
 
         kvops.move_kv(k, v, torch.tensor([3, 8]), torch.tensor([8, 3]))
     """
-    k, v = _list(k), _list(v)
+    k = _list("move_kv", "k", k, 5)
+    v = _list("move_kv", "v", v, 5)
     if _any_requires_grad(k) or _any_requires_grad(v):
         _refuse_requires_grad("move_kv", k=k, v=v)
     _move_kv(
@@ -308,7 +317,7 @@ def move_kv_mla(
 
         kvops.move_kv_mla(latents, torch.tensor([3, 8]), torch.tensor([8, 3]))
     """
-    caches = _list(caches)
+    caches = _list("move_kv_mla", "caches", caches, 4)
     if _any_requires_grad(caches):
         _refuse_requires_grad("move_kv_mla", caches=caches)
     _move_kv_mla(
@@ -321,8 +330,19 @@ def move_kv_mla(
     )
 
 
-def _list(caches: Caches) -> Sequence[Tensor]:
-    return [caches] if isinstance(caches, Tensor) else caches
+def _list(op: str, name: str, caches: Caches, stack_dims: int) -> Sequence[Tensor]:
+    """The list that the operator takes. A bare tensor is a stack of layers: one layer by itself would be a slip."""
+    if isinstance(caches, Tensor):
+        if caches.dim() != stack_dims:
+            shape = (
+                "[layers, pages, page_size, dim]" if stack_dims == 4 else "[layers, pages, page_size, heads, head_dim]"
+            )
+            raise RuntimeError(
+                f"kvops.{op}: {name} has {caches.dim()} dimensions, expected {stack_dims} {shape}, or a list of layers "
+                "(a pool without pages is pool.unsqueeze(2))"
+            )
+        return [caches]
+    return caches if isinstance(caches, list | tuple) else list(caches)
 
 
 def _any_requires_grad(caches: Sequence[Tensor]) -> bool:

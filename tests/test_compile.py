@@ -158,7 +158,7 @@ def test_a_move_reads_and_writes_one_pool(backend):
     pool, index = latent(), torch.arange(16)
 
     def step(pool, index):
-        kvops.move_kv_mla(pool, index, index.flip(0))
+        kvops.move_kv_mla([pool], index, index.flip(0))
         return pool[0] + 1
 
     assert torch.equal(compiled(step, backend)(pool, index), latent()[15] + 1)

@@ -116,7 +116,7 @@ BAD_OPTIONS = {
     "--engine sm": "--engine sm needs --device cuda",
     "--seed -1": "'-1' is not a whole number below 2**63",
     "--seed 9223372036854775808": "'9223372036854775808' is not a whole number below 2**63",
-    "--json /no/such/folder/x.json": "--json /no/such/folder/x.json: no such folder",
+    "--json /no/such/folder/x.json": "--json /no/such/folder/x.json: expected a file in a folder that exists",
 }
 
 

@@ -13,7 +13,7 @@ Stores stores_for(size_t total_bytes);
 
 void copy_bytes(char* dst, const char* src, size_t bytes, Stores stores);
 
-// Asks for the lines of a row that is copied next but a few.
+// Asks for the lines of a row that is copied a few rows later.
 void prefetch_row(const char* src, size_t bytes);
 
 // Orders streamed bytes before whatever the thread stores next. Each thread calls it once, at its end.

@@ -1,4 +1,4 @@
-// What bounds it: about half a microsecond a copy, then the bus (hardware notes in docs/). Copies of one call do not depend
+// What bounds it: about half a microsecond a copy on an H200, then the bus. Copies of one call do not depend
 // on each other, so that those of middling size are spread over several streams: the DMA units then overlap the set-up of
 // one copy with the bytes of another.
 #include "copy_engine.h"
@@ -27,7 +27,7 @@ struct Copies {
     size_t size() const { return bytes.size(); }
 };
 
-// One batch takes a bounded number of copies: very long ones have failed in drivers.
+// Copies in one batch: bounds the work that one call of the driver does at a time.
 constexpr size_t kMaxBatch = 8192;
 
 // Below this many bytes a copy, more streams have been measured to help nothing (reads from the host) or little.

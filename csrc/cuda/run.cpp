@@ -62,13 +62,17 @@ void warn_once_about_pageable_memory(Surroundings& surroundings) {
 
 void run_pinned(const Plan& plan, Engine engine, const Context& context) {
     switch (engine == Engine::automatic ? choose_engine(plan, context.capturing) : engine) {
+        case Engine::sm: return run_sm(plan, context);
         case Engine::copy: return run_copy(plan, context);
         case Engine::staged: return run_staged(plan, context);
-        default: return run_sm(plan, context);
+        case Engine::automatic: break;
     }
+    fail(plan.op, "no engine was chosen");
 }
 
-const char* reads_indices(Engine engine) { return engine == Engine::copy ? "the copy engine" : "the staged engine"; }
+const char* reader_of_indices(Engine engine) {
+    return engine == Engine::copy ? "the copy engine" : "the staged engine";
+}
 
 void fetch_from_other_devices(Plan& plan, int device, Surroundings& surroundings) {
     for (auto [name, side] : {std::pair<const char*, Side*>{"src_indices", &plan.src}, {"dst_indices", &plan.dst}}) {
@@ -98,7 +102,8 @@ Ran run(const Plan& given, Engine engine, int num_sms, Surroundings& surrounding
     DeviceGuard guard(plan.op, device);
     const Context context = context_on(device, plan, num_sms, surroundings);
     const Ran ran{context.stream, context.capturing};
-    if (engine == Engine::copy || engine == Engine::staged) fetch_indices(plan, reads_indices(engine), surroundings);
+    if (engine == Engine::copy || engine == Engine::staged)
+        fetch_indices(plan, reader_of_indices(engine), surroundings);
     fetch_from_other_devices(plan, device, surroundings);
 
     if (plan.src.device >= 0 && plan.dst.device >= 0 && plan.src.device != plan.dst.device) {
@@ -117,20 +122,19 @@ Ran run(const Plan& given, Engine engine, int num_sms, Surroundings& surrounding
 }
 
 Ran run_within_pool(const Plan& given, Engine engine, int num_sms, Surroundings& surroundings) {
-    constexpr int64_t kBufferBytes = 256 << 20;
     Plan plan = given;
     const int device = running_device(plan);
     DeviceGuard guard(plan.op, device);
     Context context = context_on(device, plan, num_sms, surroundings);
-    if (engine == Engine::copy) fetch_indices(plan, reads_indices(engine), surroundings);
+    if (engine == Engine::copy) fetch_indices(plan, reader_of_indices(engine), surroundings);
     fetch_from_other_devices(plan, device, surroundings);
 
     int64_t largest = 0;
-    each_layer_group(plan, kBufferBytes,
+    each_layer_group(plan, kMoveBufferBytes,
                      [&](const Plan& part) { largest = std::max(largest, buffer_bytes(part, plan.count)); });
     char* buffer = surroundings.device_bytes(largest, device);
     const SkipUnits bad_source{plan.src.indices, plan.src.limit};
-    each_layer_group(plan, kBufferBytes, [&](const Plan& part) {
+    each_layer_group(plan, kMoveBufferBytes, [&](const Plan& part) {
         const Halves halves = through_buffer(part, 0, part.count, Shape::of_src, 1, buffer, device);
         if (engine == Engine::copy) {
             run_copy(halves.into, context);

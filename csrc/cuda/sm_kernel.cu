@@ -324,7 +324,7 @@ void cut(const Fragments& fragments, std::vector<Fragments>& pieces) {
         unit_bytes *= fragments.axis[i].size;
         if (longest < 0 || fragments.axis[i].size > fragments.axis[longest].size) longest = i;
     }
-    if (unit_bytes <= kMaxPieces) {
+    if (unit_bytes <= kMaxPieces) {  // a piece is at least a byte
         pieces.push_back(fragments);
         return;
     }
@@ -441,9 +441,10 @@ FaultRecord fault_of(const Plan& plan, const char* indices, const Side& side) {
 }
 
 // Without a word from the caller: the fewest blocks that saturate the link at rows of 128 bytes to 2 KiB, measured on an H200
-// over PCIe Gen5. Between memories of GPUs every SM counts.
+// over PCIe Gen5: random rows written to the host need the most. Between memories of GPUs every SM counts.
 int default_blocks(const Plan& plan, const Context& context) {
-    if (plan.src.device < 0 || plan.dst.device < 0) return 8;
+    if (plan.src.device < 0) return 8;
+    if (plan.dst.device < 0) return 16;
     int sms = 0;
     context.check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, context.device),
                   "cudaDeviceGetAttribute");

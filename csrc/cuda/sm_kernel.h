@@ -1,8 +1,6 @@
 // The SM engine: thread blocks read and write caches in place, host memory over the bus.
 #pragma once
 
-#include <optional>
-
 #include "../plan.h"
 #include "runtime.h"
 

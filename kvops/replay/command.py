@@ -122,8 +122,8 @@ def _complete(parser: argparse.ArgumentParser, options: argparse.Namespace) -> N
     for name, value in DEFAULTS[options.device].items():
         if getattr(options, name) is None:
             setattr(options, name, value)
-    if options.json and not options.json.absolute().parent.is_dir():
-        parser.error(f"--json {options.json}: no such folder")
+    if options.json and (options.json.is_dir() or not options.json.absolute().parent.is_dir()):
+        parser.error(f"--json {options.json}: expected a file in a folder that exists")
 
 
 def _block(parser: argparse.ArgumentParser, options: argparse.Namespace) -> Block:
