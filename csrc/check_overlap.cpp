@@ -14,6 +14,25 @@ const CachePair& pair_of(const Request& request, const Geometry& geometry, size_
     return request.pairs[pair];
 }
 
+// Index values are checked before the first byte moves and read again while rows are written: they must not change.
+void check_indices_stay(const Request& request, const Geometry& geometry, const std::vector<ByteSet>& dst) {
+    const Plan& plan = geometry.plan;
+    const auto check = [&](const char* name, const Indices& indices) {
+        if (indices.data == nullptr) return;
+        const int64_t width = indices.is_64bit ? 8 : 4;
+        ByteSet read(static_cast<const char*>(indices.data), width);
+        read.add(plan.count, indices.stride * width);
+        for (size_t i = 0; i < dst.size(); ++i) {
+            if (may_share_bytes(read, dst[i])) {
+                fail(plan.op, std::string(name) + " and " + pair_of(request, geometry, i).dst.name +
+                                  " share memory, expected indices that the transfer does not overwrite");
+            }
+        }
+    };
+    check("src_indices", plan.src.indices);
+    check("dst_indices", plan.dst.indices);
+}
+
 }  // namespace
 
 void check_overlap(const Request& request, const Geometry& geometry) {
@@ -34,6 +53,7 @@ void check_overlap(const Request& request, const Geometry& geometry) {
         const char* other = pair_of(request, geometry, shared->second).dst.name;
         fail(plan.op, std::string(one) + " and " + other + " share memory, expected destinations that share no byte");
     }
+    check_indices_stay(request, geometry, dst);
     if (request.within_pool) return;
     if (const auto shared = first_shared(src, dst)) {
         const char* one = pair_of(request, geometry, shared->first).src.name;

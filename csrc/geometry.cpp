@@ -50,6 +50,35 @@ void check_place(const char* op, const std::string& name, const TensorFacts& fac
     if (!facts.on_cpu() && !facts.on_cuda()) fail(op, name + " is on " + place(facts) + ", expected cpu or cuda");
 }
 
+// A storage that was freed or shrunk under its tensor: its address is none, or leads beyond it.
+void check_storage(const char* op, const std::string& name, const Tensor& tensor, const TensorFacts& facts) {
+    int64_t last = 0;
+    for (int64_t dim = 0; dim < facts.dim; ++dim) {
+        if (facts.sizes[dim] == 0) return;
+        last += (facts.sizes[dim] - 1) * facts.strides[dim];
+    }
+    const StorageExtent storage = storage_extent(tensor);
+    if ((storage.offset + last + 1) * facts.element_size > storage.bytes) {
+        fail(op,
+             name + " reaches beyond its storage of " + str(storage.bytes) + " bytes, expected one that holds it all");
+    }
+}
+
+// Destinations first: a copy-on-write storage gets its own bytes when it is asked for a mutable address, and a source that
+// is a view of it has its address only then.
+void read_addresses(const Request& request, const std::vector<Caches*>& dst, const std::vector<Caches*>& src) {
+    const auto read = [&](Caches& caches, bool is_mutable) {
+        for (size_t i = 0; i < caches.all.size(); ++i) {
+            const Tensor& tensor = caches.argument->tensors[i];
+            check_storage(request.op, caches.name(i), tensor, caches.all[i].facts);
+            const void* data = is_mutable ? tensor.mutable_data_ptr() : tensor.const_data_ptr();
+            caches.all[i].data = static_cast<char*>(const_cast<void*>(data));
+        }
+    };
+    for (Caches* caches : dst) read(*caches, true);
+    for (Caches* caches : src) read(*caches, false);
+}
+
 std::string shapes_expected(bool latent, bool is_list) {
     if (latent) {
         return is_list ? "expected 2 [tokens, dim], 3 [pages, page_size, dim] or 4 [layers, pages, page_size, dim]"
@@ -69,6 +98,10 @@ Cache read_cache(const Request& request, const Caches& caches, size_t i) {
     const bool good_place = facts.layout == aoti_torch_layout_strided() && (facts.on_cpu() || facts.on_cuda());
     if (!good_place) check_place(request.op, caches.name(i), facts);
 
+    if (is_quantized(facts.dtype)) {
+        fail(request.op,
+             caches.name(i) + " has dtype " + dtype_name(facts.dtype) + ", expected one that is not quantized");
+    }
     const bool is_list = caches.argument->is_list;
     const int64_t index_dims = facts.dim - (request.latent ? 1 : 2);  // 1: tokens, 2: paged, 3: a stack of layers
     if (index_dims < 1 || index_dims > (is_list ? 3 : 2)) {
@@ -93,7 +126,6 @@ Cache read_cache(const Request& request, const Caches& caches, size_t i) {
     if (index_dims >= 2) next(cache.page_size, cache.strides.slot);
     if (!request.latent) next(cache.heads, cache.strides.head);
     cache.head_dim = facts.sizes[last];
-    cache.data = static_cast<char*>(const_cast<void*>(tensor.const_data_ptr()));
     return cache;
 }
 
@@ -187,6 +219,7 @@ Indices read_indices(const char* op, const char* name, const Tensor* tensor, int
     }
     if (facts.dim != 1) fail(op, std::string(name) + " has " + str(facts.dim) + " dimensions, expected 1");
     count = facts.sizes[0];
+    check_storage(op, name, *tensor, facts);
     indices.data = tensor->const_data_ptr();
     indices.stride = facts.strides[0];
     indices.is_64bit = is_64bit;
@@ -268,6 +301,7 @@ Geometry Geometry::from(const Request& request) {
     std::vector<Caches> owned;
     owned.reserve(2 * request.pairs.size());
     SideCaches src, dst;
+    std::vector<Caches*> read_from, written;
     for (const CachePair& pair : request.pairs) {
         for (const CacheArgument* argument : {&pair.src, &pair.dst}) {
             const bool second = argument == &pair.dst;
@@ -279,6 +313,7 @@ Geometry Geometry::from(const Request& request) {
             caches.all.reserve(argument->size);
             for (size_t i = 0; i < argument->size; ++i) caches.all.push_back(read_cache(request, caches, i));
             (second ? dst : src).arguments.push_back(&caches);
+            (second || request.within_pool ? written : read_from).push_back(&caches);
         }
     }
 
@@ -302,6 +337,7 @@ Geometry Geometry::from(const Request& request) {
                      ", since page_indices moves whole pages");
     }
 
+    read_addresses(request, written, read_from);
     Geometry geometry;
     Plan& plan = geometry.plan;
     const Units units{request.page_indices};

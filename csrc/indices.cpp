@@ -1,5 +1,7 @@
 #include "indices.h"
 
+#include <algorithm>
+
 #include "error.h"
 
 namespace kvops {
@@ -28,12 +30,12 @@ void check_index_values(const Plan& plan, const char* name, const Side& side) {
     const Indices& indices = side.indices;
     const bool no_cache = side.limit_argument[0] == '\0';  // nothing that an index could lie outside of
     if (indices.data == nullptr || indices.device >= 0 || no_cache) return;
-    const bool within =
-        indices.is_64bit
-            ? all_within(static_cast<const int64_t*>(indices.data), indices.stride, plan.count, side.limit)
-            : all_within(static_cast<const int32_t*>(indices.data), indices.stride, plan.count, side.limit);
+    const int64_t count = indices.stride == 0 ? std::min<int64_t>(plan.count, 1) : plan.count;  // one value, repeated
+    const bool within = indices.is_64bit
+                            ? all_within(static_cast<const int64_t*>(indices.data), indices.stride, count, side.limit)
+                            : all_within(static_cast<const int32_t*>(indices.data), indices.stride, count, side.limit);
     if (within) return;
-    for (int64_t i = 0; i < plan.count; ++i) {
+    for (int64_t i = 0; i < count; ++i) {
         const int64_t value = indices[i];
         if (value < 0 || value >= side.limit) {
             fail(plan.op, index_error(name, i, value, side.limit, side.limit_of(), plan.pages));

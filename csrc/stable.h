@@ -130,6 +130,21 @@ inline void parallel_for(int64_t begin, int64_t end, int64_t grain, const std::f
     torch::stable::parallel_for(begin, end, grain, work);
 }
 
+struct StorageExtent {
+    int64_t offset;  // of the tensor, in elements
+    int64_t bytes;
+};
+
+inline StorageExtent storage_extent(const Tensor& tensor) {
+    StorageExtent extent{};
+    require(aoti_torch_get_storage_offset(tensor.get(), &extent.offset), "tell a tensor's storage offset");
+    require(aoti_torch_get_storage_size(tensor.get(), &extent.bytes), "tell a storage's size");
+    return extent;
+}
+
+// qint8, quint8, qint32, quint4x2, quint2x4: their bytes mean nothing without a scale, and some pack several elements.
+inline bool is_quantized(int32_t dtype) { return (dtype >= 12 && dtype <= 14) || dtype == 16 || dtype == 17; }
+
 // The address of a tensor's storage.
 inline const void* storage_of(const Tensor& tensor) {
     int64_t offset = 0;

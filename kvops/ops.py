@@ -55,7 +55,8 @@ def transfer_kv_per_layer(
 
     Args:
         src_k, dst_k, src_v, dst_v: caches of shape ``[tokens, heads, head_dim]`` or
-            ``[pages, page_size, heads, head_dim]``, on the CPU or a CUDA device, any dtype. Strides are free, except
+            ``[pages, page_size, heads, head_dim]``, on the CPU or a CUDA device, any dtype but quantized. Strides are
+            free, except
             that the last dimension is contiguous: a layer of any memory layout is a view. K and V may have rows of
             different size; within K and within V, dtype, heads and head_dim agree between source and destination.
             Source and destination may have different page sizes. Both sources lie on one device, both destinations on
@@ -91,7 +92,8 @@ def transfer_kv_per_layer(
 
     Raises:
         RuntimeError: for shapes, dtypes, devices or options that do not fit; for an index on the CPU that is out of
-            range (before any byte moves); for source and destination planes that share memory; for a destination that
+            range (before any byte moves); for source and destination planes, or indices and destination, that share
+            memory; for a destination that
             overlaps itself or requires grad. The message names the argument, what was found and what was expected. An
             index on a GPU that is out of range is skipped, all other rows are moved, and the next call on that device
             raises.

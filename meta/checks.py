@@ -37,7 +37,7 @@ class CacheArgument:
 
     def __init__(self, name: str, tensors: Tensor | Sequence[Tensor]) -> None:
         self.name = name
-        self.is_list = not isinstance(tensors, Tensor)
+        self.is_list = isinstance(tensors, (list, tuple))
         self.tensors = list(tensors) if self.is_list else [tensors]
         self.caches: list[Cache] = []
 
@@ -143,7 +143,11 @@ def _shapes_expected(latent: bool, is_list: bool) -> str:
 
 
 def _read_cache(call: Call, argument: CacheArgument, name: str, tensor: Tensor) -> Cache:
+    if tensor is None:
+        call.fail(f"{name} is None, expected a tensor")
     _check_place(call, name, tensor)
+    if tensor.is_quantized:
+        call.fail(f"{name} has dtype {_dtype(tensor)}, expected one that is not quantized")
     index_dims = tensor.dim() - (1 if call.latent else 2)  # 1: tokens, 2: paged, 3: a stack of layers
     if not 1 <= index_dims <= (3 if argument.is_list else 2):
         call.fail(f"{name} has {tensor.dim()} dimensions, {_shapes_expected(call.latent, argument.is_list)}")
@@ -268,6 +272,8 @@ def _check_page_indices(call: Call) -> None:
 def _check_indices(call: Call) -> None:
     for name, indices in (("src_indices", call.src_indices), ("dst_indices", call.dst_indices)):
         if indices is None:
+            if call.pairs[0].src is call.pairs[0].dst:  # a move names its rows
+                call.fail(f"{name} is None, expected a tensor")
             continue
         _check_place(call, name, indices)
         if indices.dtype not in (torch.int32, torch.int64):

@@ -41,7 +41,7 @@ void fetch(const Plan& plan, const char* name, Side& side, const char* reason, S
     const size_t width = indices.is_64bit ? 8 : 4;
     char* values = surroundings.host_bytes(plan.count * static_cast<int64_t>(width));
     const size_t rows = indices.stride == 0 ? 1 : static_cast<size_t>(plan.count);
-    const size_t pitch = indices.stride == 0 ? width : width * indices.stride;
+    const size_t pitch = rows == 1 ? width : width * indices.stride;  // the stride of one index means nothing
     context.check(
         cudaMemcpy2DAsync(values, width, indices.data, pitch, width, rows, cudaMemcpyDeviceToHost, context.stream),
         "cudaMemcpy2DAsync");

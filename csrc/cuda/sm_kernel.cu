@@ -248,7 +248,7 @@ Addressing addressing(int64_t page, int64_t slot, const Side& side) {
     result.page = linear && side.page_size != 1 ? slot : page;
     result.slot = linear ? 0 : slot;
     if (linear) return result;
-    if (side.limit < (int64_t(1) << 31)) {
+    if (side.limit < (int64_t(1) << 31) && side.page_size < (int64_t(1) << 31)) {
         result.page_size = Divider(static_cast<uint32_t>(side.page_size));
     } else {
         result.page_size_64 = side.page_size;
