@@ -9,6 +9,7 @@ import pathlib
 import platform
 import statistics
 import subprocess
+import sys
 import time
 from collections.abc import Callable
 from typing import Any
@@ -43,6 +44,13 @@ def save(name: str, record: dict[str, Any]) -> pathlib.Path:
     path = folder / f"{name}.json"
     path.write_text(json.dumps({"machine": machine(), **record}, indent=1) + "\n")
     return path
+
+
+def name_and_arguments(usage: str) -> tuple[str, list[str]]:
+    """The command line of a script that passes all but the name of its result on."""
+    if len(sys.argv) < 2:
+        sys.exit(usage)
+    return sys.argv[1], sys.argv[2:]
 
 
 class GpuTimer:

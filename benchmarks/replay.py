@@ -10,15 +10,13 @@ import pathlib
 import sys
 import tempfile
 
-from measure import save
+from measure import name_and_arguments, save
 
 from kvops.__main__ import main as kvops_command
 
 
 def main() -> int:
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    name, arguments = sys.argv[1], sys.argv[2:]
+    name, arguments = name_and_arguments(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         result = pathlib.Path(folder, "replay.json")
         code = kvops_command(["replay", *arguments, "--json", str(result)])

@@ -12,15 +12,13 @@ import sys
 import tempfile
 import xml.etree.ElementTree as xml
 
-from measure import save
+from measure import name_and_arguments, save
 
 ROOT = pathlib.Path(__file__).parents[1]
 
 
 def main() -> int:
-    if len(sys.argv) < 2:
-        sys.exit(__doc__)
-    name, arguments = sys.argv[1], sys.argv[2:]
+    name, arguments = name_and_arguments(__doc__)
     with tempfile.TemporaryDirectory() as folder:
         report = pathlib.Path(folder, "junit.xml")
         # Not `-m pytest`: that would put the source folder first and test it in place of what was installed.

@@ -51,10 +51,9 @@ Engine choose_engine(const Plan& plan, bool capturing) {
     if (plan.bytes() < kCopyTotalBytes) return Engine::sm;
     if (average_run(plan) >= kCopyRunBytes) return Engine::copy;
     if (plan.bytes() < kStagedTotalBytes) return Engine::sm;
-    const Shape shape = src_on_host ? Shape::of_src : Shape::of_dst;
-    const int64_t page_size = whole_page_size(plan, src_on_host ? plan.src : plan.dst);
-    const Halves halves = through_buffer(plan, 0, plan.count, shape, page_size, nullptr, 0);
-    return average_run(src_on_host ? halves.into : halves.out_of) >= kStagedRunBytes ? Engine::staged : Engine::sm;
+    const HostSide host = host_side_of(plan);
+    const Halves halves = through_buffer(plan, 0, plan.count, host.shape, host.page_size, nullptr, 0);
+    return average_run(host.is_source ? halves.into : halves.out_of) >= kStagedRunBytes ? Engine::staged : Engine::sm;
 }
 
 }  // namespace kvops

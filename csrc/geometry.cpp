@@ -43,11 +43,12 @@ void check_given(const char* op, const Tensor& tensor, const Name& name) {
     if (tensor.get() == nullptr || !tensor.defined()) fail(op, name() + " is None, expected a tensor");
 }
 
-void check_place(const char* op, const std::string& name, const TensorFacts& facts) {
+template <class Name>
+void check_place(const char* op, const Name& name, const TensorFacts& facts) {
     if (facts.layout != aoti_torch_layout_strided()) {
-        fail(op, name + " has layout " + layout_name(facts.layout) + ", expected strided");
+        fail(op, name() + " has layout " + layout_name(facts.layout) + ", expected strided");
     }
-    if (!facts.on_cpu() && !facts.on_cuda()) fail(op, name + " is on " + place(facts) + ", expected cpu or cuda");
+    if (!facts.on_cpu() && !facts.on_cuda()) fail(op, name() + " is on " + place(facts) + ", expected cpu or cuda");
 }
 
 // A storage that was freed or shrunk under its tensor: its address is none, or leads beyond it.
@@ -91,12 +92,12 @@ std::string shapes_expected(bool latent, bool is_list) {
 
 Cache read_cache(const Request& request, const Caches& caches, size_t i) {
     const Tensor& tensor = caches.argument->tensors[i];
-    check_given(request.op, tensor, [&] { return caches.name(i); });
+    const auto name = [&] { return caches.name(i); };
+    check_given(request.op, tensor, name);
     Cache cache;
     cache.facts = facts_of(tensor);
     const TensorFacts& facts = cache.facts;
-    const bool good_place = facts.layout == aoti_torch_layout_strided() && (facts.on_cpu() || facts.on_cuda());
-    if (!good_place) check_place(request.op, caches.name(i), facts);
+    check_place(request.op, name, facts);
 
     if (is_quantized(facts.dtype)) {
         fail(request.op,
@@ -210,9 +211,10 @@ void check_rows(const Request& request, const Caches& src, const Caches& dst) {
 Indices read_indices(const char* op, const char* name, const Tensor* tensor, int64_t& count) {
     Indices indices;
     if (tensor == nullptr) return indices;
-    check_given(op, *tensor, [&] { return std::string(name); });
+    const auto lazy_name = [&] { return std::string(name); };
+    check_given(op, *tensor, lazy_name);
     const TensorFacts facts = facts_of(*tensor);
-    check_place(op, name, facts);
+    check_place(op, lazy_name, facts);
     const bool is_64bit = facts.dtype == aoti_torch_dtype_int64();
     if (!is_64bit && facts.dtype != aoti_torch_dtype_int32()) {
         fail(op, std::string(name) + " has dtype " + dtype_name(facts.dtype) + ", expected int32 or int64");

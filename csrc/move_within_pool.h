@@ -29,4 +29,16 @@ void each_layer_group(const Plan& plan, int64_t bytes, const Visit& visit) {
     }
 }
 
+// Visits the halves of each group in turn. One buffer, from allocate(bytes), serves them all.
+template <class Allocate, class Visit>
+void each_move(const Plan& plan, int buffer_device, const Allocate& allocate, const Visit& visit) {
+    int64_t largest = 0;
+    each_layer_group(plan, kMoveBufferBytes,
+                     [&](const Plan& part) { largest = std::max(largest, buffer_bytes(part, plan.count)); });
+    char* buffer = allocate(largest);
+    each_layer_group(plan, kMoveBufferBytes, [&](const Plan& part) {
+        visit(through_buffer(part, 0, part.count, Shape::of_src, 1, buffer, buffer_device));
+    });
+}
+
 }  // namespace kvops

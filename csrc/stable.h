@@ -147,9 +147,8 @@ inline bool is_quantized(int32_t dtype) { return (dtype >= 12 && dtype <= 14) ||
 
 // The address of a tensor's storage.
 inline const void* storage_of(const Tensor& tensor) {
-    int64_t offset = 0;
-    require(aoti_torch_get_storage_offset(tensor.get(), &offset), "tell a tensor's storage offset");
-    return static_cast<const char*>(tensor.const_data_ptr()) - offset * static_cast<int64_t>(tensor.element_size());
+    const int64_t offset = storage_extent(tensor).offset * static_cast<int64_t>(tensor.element_size());
+    return static_cast<const char*>(tensor.const_data_ptr()) - offset;
 }
 
 // Another tensor over the same bytes, without a Python object: it may be let go by a thread that knows nothing of Python.

@@ -51,6 +51,12 @@ int64_t whole_page_size(const Plan& plan, const Side& side) {
     return page_size;
 }
 
+HostSide host_side_of(const Plan& plan) {
+    const bool is_source = plan.src.device < 0;
+    return {is_source, is_source ? Shape::of_src : Shape::of_dst,
+            whole_page_size(plan, is_source ? plan.src : plan.dst)};
+}
+
 Halves through_buffer(const Plan& plan, int64_t begin, int64_t end, Shape shape, int64_t page_size, char* buffer,
                       int buffer_device) {
     Halves halves;

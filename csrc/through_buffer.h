@@ -14,6 +14,15 @@ enum class Shape { of_src, of_dst };
 // Indices in host memory.
 int64_t whole_page_size(const Plan& plan, const Side& side);
 
+// Of a plan with one side in host memory: which side that is, and in what pages its indices come.
+struct HostSide {
+    bool is_source;
+    Shape shape;
+    int64_t page_size;  // that of whole_page_size
+};
+
+HostSide host_side_of(const Plan& plan);
+
 struct Halves {
     Plan into;
     Plan out_of;

@@ -47,12 +47,8 @@ class TorchSurroundings : public Surroundings {
 };
 
 void move_within_pool_on_cpu(const Plan& plan, Surroundings& surroundings) {
-    int64_t largest = 0;
-    each_layer_group(plan, kMoveBufferBytes,
-                     [&](const Plan& part) { largest = std::max(largest, buffer_bytes(part, plan.count)); });
-    char* buffer = surroundings.host_bytes(largest);
-    each_layer_group(plan, kMoveBufferBytes, [&](const Plan& part) {
-        const Halves halves = through_buffer(part, 0, part.count, Shape::of_src, 1, buffer, -1);
+    const auto allocate = [&](int64_t bytes) { return surroundings.host_bytes(bytes); };
+    each_move(plan, -1, allocate, [&](const Halves& halves) {
         copy_rows(halves.into, surroundings.parallel_for());
         copy_rows(halves.out_of, surroundings.parallel_for());
     });

@@ -12,6 +12,8 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
+from kvops.meta.checks import refuse_requires_grad
+
 Caches = Tensor | Sequence[Tensor]
 
 
@@ -355,11 +357,7 @@ def _refuse_requires_grad(op: str, **destinations: Tensor | Sequence[Tensor]) ->
     for name, caches in destinations.items():
         named = [(name, caches)] if isinstance(caches, Tensor) else [(f"{name}[{i}]", c) for i, c in enumerate(caches)]
         for cache_name, cache in named:
-            if cache.requires_grad:
-                raise RuntimeError(
-                    f"kvops.{op}: {cache_name} requires grad, expected one that does not: "
-                    "a transfer writes in place and records no gradient"
-                )
+            refuse_requires_grad(op, cache_name, cache)
     raise AssertionError("one of the destinations requires grad")
 
 

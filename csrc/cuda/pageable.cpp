@@ -42,10 +42,7 @@ void run_pageable(const Plan& plan, const Context& context, const std::function<
     if (context.capturing) {
         fail(plan.op, "host memory is pageable, expected pinned memory while the stream is being captured");
     }
-    const bool from_host = plan.src.device < 0;
-    const Side& host = from_host ? plan.src : plan.dst;
-    const Shape shape = from_host ? Shape::of_src : Shape::of_dst;
-    const int64_t page_size = whole_page_size(plan, host);
+    const auto [from_host, shape, page_size] = host_side_of(plan);
     const int64_t chunk = units_in(plan, kChunkBytes, page_size);
     const bool several = chunk < plan.count;
     struct Buffer {

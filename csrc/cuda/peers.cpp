@@ -18,23 +18,7 @@ void order_across(const Context& earlier, const Context& later) {
     event.wait(later.stream);
 }
 
-}  // namespace
-
-bool reaches(int device, int peer, const Context& context) {
-    int can = 0;
-    context.check(cudaDeviceCanAccessPeer(&can, device, peer), "cudaDeviceCanAccessPeer");
-    if (can == 0) return false;
-    OutsideCapture outside;
-    DeviceGuard guard(context.op, device);
-    const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
-    if (error == cudaErrorPeerAccessAlreadyEnabled) {
-        cudaGetLastError();
-        return true;
-    }
-    context.check(error, "cudaDeviceEnablePeerAccess");
-    return true;
-}
-
+// The way without peer access: packed on the source's device, copied across, unpacked at the destination.
 void run_through_buffers(const Plan& plan, const Context& source, const Context& destination,
                          const std::function<void(const Plan&, const Context&)>& run) {
     const int64_t chunk = units_in(plan, kChunkBytes, 1);
@@ -56,6 +40,23 @@ void run_through_buffers(const Plan& plan, const Context& source, const Context&
         order_across(destination, source);
         run(unpack.out_of, destination);
     }
+}
+
+}  // namespace
+
+bool reaches(int device, int peer, const Context& context) {
+    int can = 0;
+    context.check(cudaDeviceCanAccessPeer(&can, device, peer), "cudaDeviceCanAccessPeer");
+    if (can == 0) return false;
+    OutsideCapture outside;
+    DeviceGuard guard(context.op, device);
+    const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
+    if (error == cudaErrorPeerAccessAlreadyEnabled) {
+        cudaGetLastError();
+        return true;
+    }
+    context.check(error, "cudaDeviceEnablePeerAccess");
+    return true;
 }
 
 void run_between_devices(const Plan& plan, const Context& context,

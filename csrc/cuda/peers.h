@@ -16,8 +16,4 @@ bool reaches(int device, int peer, const Context& context);
 void run_between_devices(const Plan& plan, const Context& context,
                          const std::function<void(const Plan&, const Context&)>& run);
 
-// The way without peer access: packed on the source's device, copied from device to device, unpacked at the destination.
-void run_through_buffers(const Plan& plan, const Context& source, const Context& destination,
-                         const std::function<void(const Plan&, const Context&)>& run);
-
 }  // namespace kvops::cuda

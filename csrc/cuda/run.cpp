@@ -129,13 +129,9 @@ Ran run_within_pool(const Plan& given, Engine engine, int num_sms, Surroundings&
     if (engine == Engine::copy) fetch_indices(plan, reader_of_indices(engine), surroundings);
     fetch_from_other_devices(plan, device, surroundings);
 
-    int64_t largest = 0;
-    each_layer_group(plan, kMoveBufferBytes,
-                     [&](const Plan& part) { largest = std::max(largest, buffer_bytes(part, plan.count)); });
-    char* buffer = surroundings.device_bytes(largest, device);
     const SkipUnits bad_source{plan.src.indices, plan.src.limit};
-    each_layer_group(plan, kMoveBufferBytes, [&](const Plan& part) {
-        const Halves halves = through_buffer(part, 0, part.count, Shape::of_src, 1, buffer, device);
+    const auto allocate = [&](int64_t bytes) { return surroundings.device_bytes(bytes, device); };
+    each_move(plan, device, allocate, [&](const Halves& halves) {
         if (engine == Engine::copy) {
             run_copy(halves.into, context);
             run_copy(halves.out_of, context);

@@ -14,10 +14,7 @@ constexpr int64_t kChunkBytes = 16 << 20;  // copies of this size reach the copy
 }  // namespace
 
 void run_staged(const Plan& plan, const Context& context) {
-    const bool from_host = plan.src.device < 0;
-    const Side& host = from_host ? plan.src : plan.dst;
-    const Shape shape = from_host ? Shape::of_src : Shape::of_dst;
-    const int64_t page_size = whole_page_size(plan, host);
+    const auto [from_host, shape, page_size] = host_side_of(plan);
     const int64_t chunk = units_in(plan, kChunkBytes, page_size);
     char* buffer = context.surroundings.device_bytes(buffer_bytes(plan, chunk), context.device);
     for (int64_t begin = 0; begin < plan.count; begin += chunk) {
