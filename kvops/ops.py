@@ -116,9 +116,7 @@ def transfer_kv_per_layer(
         dst_v,
         src_indices,
         dst_indices,
-        page_indices=page_indices,
-        engine=_ENGINES[engine] if engine in _ENGINES else _unknown_engine(engine),
-        num_sms=num_sms,
+        **_options(page_indices, engine, num_sms),
     )
 
 
@@ -154,9 +152,7 @@ def transfer_kv_per_layer_mla(
         dst,
         src_indices,
         dst_indices,
-        page_indices=page_indices,
-        engine=_ENGINES[engine] if engine in _ENGINES else _unknown_engine(engine),
-        num_sms=num_sms,
+        **_options(page_indices, engine, num_sms),
     )
 
 
@@ -207,9 +203,7 @@ def transfer_kv_all_layer(
         dst_v,
         src_indices,
         dst_indices,
-        page_indices=page_indices,
-        engine=_ENGINES[engine] if engine in _ENGINES else _unknown_engine(engine),
-        num_sms=num_sms,
+        **_options(page_indices, engine, num_sms),
     )
 
 
@@ -249,9 +243,7 @@ def transfer_kv_all_layer_mla(
         dst,
         src_indices,
         dst_indices,
-        page_indices=page_indices,
-        engine=_ENGINES[engine] if engine in _ENGINES else _unknown_engine(engine),
-        num_sms=num_sms,
+        **_options(page_indices, engine, num_sms),
     )
 
 
@@ -292,9 +284,7 @@ def move_kv(
         v,
         src_indices,
         dst_indices,
-        page_indices=page_indices,
-        engine=_ENGINES[engine] if engine in _ENGINES else _unknown_engine(engine),
-        num_sms=num_sms,
+        **_options(page_indices, engine, num_sms),
     )
 
 
@@ -328,10 +318,20 @@ def move_kv_mla(
         caches,
         src_indices,
         dst_indices,
-        page_indices=page_indices,
-        engine=_ENGINES[engine] if engine in _ENGINES else _unknown_engine(engine),
-        num_sms=num_sms,
+        **_options(page_indices, engine, num_sms),
     )
+
+
+def _options(page_indices: bool, engine: Engine | int | str, num_sms: int) -> dict[str, bool | int]:
+    """The operator's keywords, but those at their defaults: each one passed costs more than half a microsecond."""
+    options = {}
+    if page_indices is not False:
+        options["page_indices"] = page_indices
+    if engine != "auto":
+        options["engine"] = _ENGINES[engine] if engine in _ENGINES else _unknown_engine(engine)
+    if num_sms != 0:
+        options["num_sms"] = num_sms
+    return options
 
 
 def _list(op: str, name: str, caches: Caches, stack_dims: int) -> Sequence[Tensor]:

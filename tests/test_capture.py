@@ -55,7 +55,7 @@ def test_captured_transfers_keep_their_order():
 
     def step():
         kvops.transfer_kv_per_layer_mla(host, pool, slots, slots)
-        kvops.move_kv_mla(pool, slots, back)
+        kvops.move_kv_mla([pool], slots, back)
         pool.add_(1)
         kvops.transfer_kv_per_layer_mla(pool, host, slots, slots)
 

@@ -101,7 +101,7 @@ def test_each_step_is_one_graph_that_holds_its_transfers():
         if "scaled_dot_product_attention" in target:
             return "attend"
         if "kvops.transfer_kv_per_layer" in target:
-            return "load" if node.kwargs["page_indices"] else "write"
+            return "load" if node.kwargs.get("page_indices") else "write"
         return "store all" if "kvops.transfer_kv_all_layer" in target else None
 
     model, prompt = model_and_prompt("cpu")
