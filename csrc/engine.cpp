@@ -5,18 +5,12 @@
 #include "error.h"
 #include "runs.h"
 #include "through_buffer.h"
+#include "tuning.h"
 
 namespace kvops {
 namespace {
 
 constexpr const char* kNames[] = {"0 (auto)", "1 (sm)", "2 (copy)", "3 (staged)"};
-
-// Where one engine overtakes another. Measured on an H200 over PCIe Gen5: one copy of the copy engine costs about 0.5 us and
-// then 55 GB/s, the SM kernel reaches 0.93 of that at any row size, and a launch more is a few microseconds.
-constexpr int64_t kCopyRunBytes = 256 << 10;    // average bytes that are contiguous on both sides
-constexpr int64_t kStagedRunBytes = 128 << 10;  // average bytes that are contiguous in host memory
-constexpr int64_t kCopyTotalBytes = 1 << 20;
-constexpr int64_t kStagedTotalBytes = 16 << 20;
 
 int64_t average_run(const Plan& plan) {
     const int64_t runs = count_runs(plan);
@@ -48,12 +42,13 @@ Engine choose_engine(const Plan& plan, bool capturing) {
     if (capturing || plan.src.indices.device >= 0 || plan.dst.indices.device >= 0) return Engine::sm;
     const bool src_on_host = plan.src.device < 0;
     if (!src_on_host && plan.dst.device >= 0) return Engine::sm;
-    if (plan.bytes() < kCopyTotalBytes) return Engine::sm;
-    if (average_run(plan) >= kCopyRunBytes) return Engine::copy;
-    if (plan.bytes() < kStagedTotalBytes) return Engine::sm;
+    if (plan.bytes() < tuning::copy_total_bytes) return Engine::sm;
+    if (average_run(plan) >= tuning::copy_run_bytes) return Engine::copy;
+    if (plan.bytes() < tuning::staged_total_bytes) return Engine::sm;
     const HostSide host = host_side_of(plan);
     const Halves halves = through_buffer(plan, 0, plan.count, host.shape, host.page_size, nullptr, 0);
-    return average_run(host.is_source ? halves.into : halves.out_of) >= kStagedRunBytes ? Engine::staged : Engine::sm;
+    return average_run(host.is_source ? halves.into : halves.out_of) >= tuning::staged_run_bytes ? Engine::staged
+                                                                                                 : Engine::sm;
 }
 
 }  // namespace kvops

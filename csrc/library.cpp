@@ -1,10 +1,12 @@
 // Every operator's schema, once, and its boxed kernel. One function serves all dispatch keys: CPU and CUDA, and for calls
 // without any tensor, or with tensors that kvops refuses, CompositeExplicitAutograd.
+#include <cstring>
 #include <optional>
 #include <vector>
 
 #include "stable.h"
 #include "transfer.h"
+#include "tuning.h"
 #ifdef KVOPS_WITH_CUDA
 #include "cuda/hold.h"
 #endif
@@ -117,6 +119,14 @@ extern "C" __attribute__((visibility("default"))) void kvops_at_exit() {
 #ifdef KVOPS_WITH_CUDA
     kvops::cuda::stop_letting_go();
 #endif
+}
+
+// For benchmarks/tune.py: gives a number of tuning.h another value, and returns the one it had; -1: no such number.
+extern "C" __attribute__((visibility("default"))) int64_t kvops_tune(const char* name, int64_t value) {
+    for (kvops::Tuned* tuned : kvops::all_tuned) {
+        if (std::strcmp(tuned->name, name) == 0) return tuned->value.exchange(value);
+    }
+    return -1;
 }
 
 #define KVOPS_OPTIONS "*, bool page_indices=False, int engine=0, int num_sms=0) -> ()"

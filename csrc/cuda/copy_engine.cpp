@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../runs.h"
+#include "../tuning.h"
 #include "streams.h"
 
 namespace kvops::cuda {
@@ -29,9 +30,6 @@ struct Copies {
 
 // Copies in one batch: bounds the work that one call of the driver does at a time.
 constexpr size_t kMaxBatch = 8192;
-
-// Below this many bytes a copy, more streams have been measured to help nothing (reads from the host) or little.
-constexpr size_t kSpreadBytes = 32 << 10;
 
 bool driver_has_batches(const Context& context) {
 #if CUDART_VERSION >= 12080
@@ -79,25 +77,46 @@ void copy_batches(Copies& copies, size_t begin, size_t end, cudaStream_t stream,
 #endif
 }
 
+Copies copies_of(const Plan& plan, const Context& context) {
+    Copies copies;
+    each_run(plan, [&](const char* src, char* dst, int64_t bytes) {
+        const char* host = plan.src.device < 0 ? src : dst;
+        for (const char* seam : context.host_seams) {
+            const int64_t before = seam - host;
+            if (before <= 0 || before >= bytes) continue;
+            copies.add(src, dst, before);
+            src += before, dst += before, host += before, bytes -= before;
+        }
+        copies.add(src, dst, bytes);
+    });
+    return copies;
+}
+
+// A captured batch call would be lost without a word on drivers before CUDA 13.1.
+bool in_batches(const Context& context) { return !context.capturing && driver_has_batches(context); }
+
 }  // namespace
 
 void run_copy(const Plan& plan, const Context& context) {
-    Copies copies;
-    each_run(plan, [&](const char* src, char* dst, int64_t bytes) { copies.add(src, dst, bytes); });
-
-    // A captured batch call would be lost without a word on drivers before CUDA 13.1.
-    if (context.capturing || !driver_has_batches(context)) {
+    Copies copies = copies_of(plan, context);
+    if (!in_batches(context)) {
         copy_one_by_one(copies, 0, copies.size(), context.stream, context);
         return;
     }
     // The batch call refuses the legacy default stream, so that it always runs on streams of our own.
-    const bool spread = copies.size() >= 2 * kInternalStreams && copies.total / copies.size() >= kSpreadBytes;
+    const bool spread = copies.size() >= 2 * kInternalStreams &&
+                        copies.total / copies.size() >= static_cast<size_t>(tuning::spread_run_bytes);
     const int streams = spread ? kInternalStreams : 1;
     Fork fork(context, streams);
     for (int i = 0; i < streams; ++i) {
         copy_batches(copies, copies.size() * i / streams, copies.size() * (i + 1) / streams, fork.stream(i), context);
     }
     fork.join();
+}
+
+void run_copy_in_order(const Plan& plan, const Context& context) {
+    Copies copies = copies_of(plan, context);
+    (in_batches(context) ? copy_batches : copy_one_by_one)(copies, 0, copies.size(), context.stream, context);
 }
 
 }  // namespace kvops::cuda

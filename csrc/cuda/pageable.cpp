@@ -4,7 +4,6 @@
 #include <array>
 #include <memory>
 
-#include "../byte_sets.h"
 #include "../cpu/copy_rows.h"
 #include "../through_buffer.h"
 
@@ -13,30 +12,7 @@ namespace {
 
 constexpr int64_t kChunkBytes = 16 << 20;  // of each of two pinned buffers: one is filled while the other is on its way
 
-bool is_pinned(const char* address, const Context& context) {
-    cudaPointerAttributes attributes{};
-    context.check(cudaPointerGetAttributes(&attributes, address), "cudaPointerGetAttributes");
-    return attributes.type != cudaMemoryTypeUnregistered && attributes.devicePointer == address;
-}
-
 }  // namespace
-
-bool host_side_is_pinned(const Plan& plan, const Context& context) {
-    const bool src_on_host = plan.src.device < 0;
-    if (!src_on_host && plan.dst.device >= 0) return true;
-    for (const Block& block : plan.blocks) {
-        // One tensor is pinned if its ends are.
-        Block part = block;
-        part.layers = block.several_tensors ? 1 : block.layers;
-        for (int64_t layer = 0; layer < block.layers; layer += part.layers) {
-            const ByteSet bytes = src_on_host ? src_bytes(plan, part) : dst_bytes(plan, part);
-            if (!is_pinned(bytes.first(), context) || !is_pinned(bytes.last(), context)) return false;
-            part.src += block.src_strides.layer;
-            part.dst += block.dst_strides.layer;
-        }
-    }
-    return true;
-}
 
 void run_pageable(const Plan& plan, const Context& context, const std::function<void(const Plan&)>& run) {
     if (context.capturing) {

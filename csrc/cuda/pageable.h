@@ -8,9 +8,6 @@
 
 namespace kvops::cuda {
 
-// Whether every host block of the plan is pinned memory, which the GPU reads and writes in place.
-bool host_side_is_pinned(const Plan& plan, const Context& context);
-
 // `run` moves a plan whose host side is pinned. All indices lie in host memory. Waits for the GPU.
 void run_pageable(const Plan& plan, const Context& context, const std::function<void(const Plan&)>& run);
 

@@ -10,6 +10,7 @@
 #include "faults.h"
 #include "pageable.h"
 #include "peers.h"
+#include "pinned.h"
 #include "runtime.h"
 #include "sm_kernel.h"
 #include "staged.h"
@@ -100,7 +101,7 @@ Ran run(const Plan& given, Engine engine, int num_sms, Surroundings& surrounding
     Plan plan = given;
     const int device = running_device(plan);
     DeviceGuard guard(plan.op, device);
-    const Context context = context_on(device, plan, num_sms, surroundings);
+    Context context = context_on(device, plan, num_sms, surroundings);
     const Ran ran{context.stream, context.capturing};
     if (engine == Engine::copy || engine == Engine::staged)
         fetch_indices(plan, reader_of_indices(engine), surroundings);
@@ -111,7 +112,11 @@ Ran run(const Plan& given, Engine engine, int num_sms, Surroundings& surrounding
             fetch_indices(plan, "a transfer between GPUs without peer access", surroundings);
         }
         run_between_devices(plan, context, [&](const Plan& part, const Context& on) { run_pinned(part, engine, on); });
-    } else if (!host_side_is_pinned(plan, context)) {
+        return ran;
+    }
+    HostMemory host = host_memory_of(plan, context);
+    context.host_seams = std::move(host.seams);
+    if (!host.pinned) {
         fetch_indices(plan, "pageable host memory", surroundings);
         run_pageable(plan, context, [&](const Plan& pinned) { run_pinned(pinned, engine, context); });
         warn_once_about_pageable_memory(surroundings);

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <string>
+#include <vector>
 
 #include "../error.h"
 #include "../surroundings.h"
@@ -75,6 +76,7 @@ struct Context {
     int num_sms;          // 0: the engine's own choice
     bool reports_faults;  // of indices that a kernel checks; else bad units are skipped without a word
     Surroundings& surroundings;
+    std::vector<const char*> host_seams = {};  // of pinned.h
 
     void check(cudaError_t error, const char* call) const { cuda::check(op, error, call); }
 };

@@ -1,11 +1,7 @@
-// The SM engine. Idea: everything that a call moves is one long row of pieces (1 to 16 bytes, the widest that all addresses
-// allow). A tile of pieces is a thread block's turn: each thread works out where its four pieces lie, loads all four, then
-// stores them, so that a block of 1024 threads has up to 64 KiB in flight. Many threads with few pieces each beat the
-// reverse: while some warps wait for the bus, others compute addresses. Bytes moved: each byte once in, once out, and 4 or 8
-// bytes of index a unit, mostly from the cache.
+// The SM engine: how a plan becomes launches. What a launch does is in sm_walk.h, sm_registers.h and sm_ring.h.
 //
-// The order of pieces is the order of host addresses, as far as the indices allow: the outer loops are those with the
-// larger host strides. What bounds it: the bus (host side), or the memory bandwidth (both sides on one GPU).
+// The order of items is the order of host addresses, as far as the indices allow: the outer loops are those with the
+// larger host strides. Bytes moved: each byte once in, once out, and 4 or 8 bytes of index an item, mostly from the cache.
 #include "sm_kernel.h"
 
 #include <algorithm>
@@ -13,232 +9,26 @@
 #include <vector>
 
 #include "../coalesce.h"
+#include "../tuning.h"
 #include "faults.h"
+#include "sm_registers.h"
+#include "sm_ring.h"
+#include "upload.h"
 
 namespace kvops::cuda {
 namespace {
 
-constexpr int kThreads = 1024;
-constexpr int kPiecesPerThread = 4;
-constexpr uint32_t kTile = kThreads * kPiecesPerThread;
-constexpr int kMaxWalks = 4;
-constexpr int kAxes = 4;                          // layers, slots, heads and the units themselves
 constexpr int64_t kMaxPieces = int64_t(1) << 30;  // of one walk in one launch: piece numbers are 32-bit
-
-// Kernel parameters carry plane addresses and, for small calls, the indices: no upload, no allocation. Two sizes, since a
-// launch costs more the more parameters it has; 32764 bytes is CUDA's limit from sm_70 on.
-constexpr int kSmallPayload = 2560;
-constexpr int kLargePayload = 30720;
-
-// Division by a number known before the launch, for dividends below 2^31: q = (hi32(n * multiplier) + n) >> shift, after
-// Granlund and Montgomery, "Division by invariant integers using multiplication" (1994).
-struct Divider {
-    uint32_t divisor = 1;
-    uint32_t multiplier = 1;
-    uint32_t shift = 0;
-
-    Divider() = default;
-    explicit Divider(uint32_t by) : divisor(by) {
-        while ((uint64_t(1) << shift) < by) ++shift;
-        multiplier = static_cast<uint32_t>(((uint64_t(1) << 32) * ((uint64_t(1) << shift) - by)) / by + 1);
-    }
-    __device__ uint32_t operator()(uint32_t dividend) const {
-        return (__umulhi(dividend, multiplier) + dividend) >> shift;
-    }
-};
-
-// How one side turns an index into bytes.
-struct Addressing {
-    int64_t page, slot;
-    Divider page_size;     // used where the limit is below 2^31
-    int64_t page_size_64;  // used elsewhere; 0: the form above
-    bool linear;           // pages follow each other without a gap: no division
-};
-
-// Planes of one geometry, and how a piece's number is taken apart.
-struct Walk {
-    Divider pieces;  // in a fragment
-    int axes;
-    Divider axis[kAxes];  // sizes, innermost first
-    int64_t src_stride[kAxes];
-    int64_t dst_stride[kAxes];  // 0 at the axis of the units
-    int unit_axis;
-    Addressing src, dst;
-    uint32_t first_base, bases;  // in the payload
-    uint32_t total;              // pieces in this launch
-    uint32_t tiles_end;          // tiles of this walk and all before it
-};
-
-struct Bases {
-    const char* src;
-    char* dst;
-};
-
-enum IndexKind : int { kCounting, kInt32, kInt64, kInline };
-
-struct DeviceIndices {
-    const void* data;
-    int64_t stride;
-    int64_t first;  // for counting
-    int64_t limit;
-    uint32_t inline_offset;  // bytes into the payload
-    int kind;
-
-    __device__ int64_t at(uint32_t unit, const char* payload) const {
-        switch (kind) {
-            case kInt32: return __ldg(static_cast<const int32_t*>(data) + unit * stride);
-            case kInt64: return __ldg(static_cast<const long long*>(data) + unit * stride);
-            case kInline: return reinterpret_cast<const uint32_t*>(payload + inline_offset)[unit];
-            default: return first + unit;
-        }
-    }
-    __device__ bool holds(int64_t index) const { return static_cast<uint64_t>(index) < static_cast<uint64_t>(limit); }
-};
-
-struct Reporter {
-    FaultWord word;
-    FaultRecord src, dst;  // all but position and value
-    int64_t first_unit;    // of this launch
-    bool reports;          // only the first of several launches over the same units does
-};
-
-template <int kPayload>
-struct alignas(16) Launch {
-    Walk walks[kMaxWalks];
-    DeviceIndices src, dst, skip;
-    bool skips;
-    Reporter reporter;
-    uint32_t tiles;
-    alignas(16) char payload[kPayload];
-};
-static_assert(sizeof(Launch<kLargePayload>) <= 32764);
-static_assert(sizeof(Launch<kSmallPayload>) <= 4096 + 512);
-
-__device__ void report(const FaultWord& word, const FaultRecord& fault, int64_t position, int64_t value) {
-    if (atomicAdd(word.count, 1u) != 0) return;
-    FaultRecord* record = word.record;
-    record->op = fault.op;
-    record->indices = fault.indices;
-    record->limit_argument = fault.limit_argument;
-    record->limit_element = fault.limit_element;
-    record->position = position;
-    record->value = value;
-    record->limit = fault.limit;
-    record->pages = fault.pages;
-    __threadfence_system();
-    *static_cast<volatile uint32_t*>(&record->complete) = 1;
-}
-
-__device__ __noinline__ void report(const Reporter& reporter, uint32_t unit, const DeviceIndices& src,
-                                    int64_t src_index, const DeviceIndices& dst, int64_t dst_index) {
-    if (!reporter.reports) return;
-    if (!src.holds(src_index)) report(reporter.word, reporter.src, reporter.first_unit + unit, src_index);
-    if (!dst.holds(dst_index)) report(reporter.word, reporter.dst, reporter.first_unit + unit, dst_index);
-}
-
-__device__ int64_t offset_of(const Addressing& side, int64_t index) {
-    if (side.linear) return index * side.page;
-    if (side.page_size_64 == 0) {
-        const uint32_t page = side.page_size(static_cast<uint32_t>(index));
-        return page * side.page + (static_cast<uint32_t>(index) - page * side.page_size.divisor) * side.slot;
-    }
-    const int64_t page = index / side.page_size_64;
-    return page * side.page + (index - page * side.page_size_64) * side.slot;
-}
-
-// Where a piece lies, but for the indices of its unit.
-struct Place {
-    int64_t src, dst;  // offsets from the base
-    uint32_t base;
-    uint32_t unit;
-    bool first_of_unit;
-};
-
-template <class Word>
-__device__ Place place_of(const Walk& walk, uint32_t piece) {
-    uint32_t rest = walk.pieces(piece);
-    const uint32_t within = piece - rest * walk.pieces.divisor;
-    const int64_t offset = int64_t(within) * int64_t(sizeof(Word));
-    Place place{offset, offset, 0, 0, within == 0};
-    for (int axis = 0; axis < walk.axes; ++axis) {
-        const bool outermost = axis == walk.axes - 1 && walk.bases == 1;  // what is left is the coordinate
-        const uint32_t quotient = outermost ? 0 : walk.axis[axis](rest);
-        const uint32_t coordinate = rest - quotient * walk.axis[axis].divisor;
-        rest = quotient;
-        if (axis == walk.unit_axis) {
-            place.unit = coordinate;
-        } else {
-            place.first_of_unit &= coordinate == 0;
-            place.src += coordinate * walk.src_stride[axis];
-            place.dst += coordinate * walk.dst_stride[axis];
-        }
-    }
-    place.first_of_unit &= rest == 0;
-    place.base = walk.first_base + rest;
-    return place;
-}
-
-// Three phases, each a loop over a thread's pieces without a branch between their loads: the loads of a phase wait together.
-template <class Word, int kPayload>
-__global__ void __launch_bounds__(kThreads, 1) move_pieces(const __grid_constant__ Launch<kPayload> launch) {
-    for (uint32_t tile = blockIdx.x; tile < launch.tiles; tile += gridDim.x) {
-        int w = 0;
-        while (tile >= launch.walks[w].tiles_end) ++w;
-        const Walk& walk = launch.walks[w];
-        const uint32_t first = (tile - (w == 0 ? 0 : launch.walks[w - 1].tiles_end)) * kTile + threadIdx.x;
-
-        Place place[kPiecesPerThread];
-        int64_t src_index[kPiecesPerThread], dst_index[kPiecesPerThread];
-        bool there[kPiecesPerThread];
-#pragma unroll
-        for (int i = 0; i < kPiecesPerThread; ++i) {
-            const uint32_t piece = first + i * kThreads;
-            there[i] = piece < walk.total;
-            place[i] = place_of<Word>(walk, there[i] ? piece : 0);
-            src_index[i] = launch.src.at(place[i].unit, launch.payload);
-            dst_index[i] = launch.dst.at(place[i].unit, launch.payload);
-        }
-#pragma unroll
-        for (int i = 0; i < kPiecesPerThread; ++i) {
-            const bool good = launch.src.holds(src_index[i]) && launch.dst.holds(dst_index[i]);
-            if (!good) {
-                if (there[i] && w == 0 && place[i].first_of_unit) {
-                    report(launch.reporter, place[i].unit, launch.src, src_index[i], launch.dst, dst_index[i]);
-                }
-                there[i] = false;
-            }
-        }
-        if (launch.skips) {
-#pragma unroll
-            for (int i = 0; i < kPiecesPerThread; ++i) {
-                there[i] &= launch.skip.holds(launch.skip.at(place[i].unit, launch.payload));
-            }
-        }
-
-        char* to[kPiecesPerThread];
-        Word data[kPiecesPerThread];
-#pragma unroll
-        for (int i = 0; i < kPiecesPerThread; ++i) {
-            const Bases base = reinterpret_cast<const Bases*>(launch.payload)[place[i].base];
-            to[i] = base.dst + place[i].dst + offset_of(walk.dst, dst_index[i]);
-            const char* from = base.src + place[i].src + offset_of(walk.src, src_index[i]);
-            if (there[i]) data[i] = __ldcs(reinterpret_cast<const Word*>(from));
-        }
-#pragma unroll
-        for (int i = 0; i < kPiecesPerThread; ++i) {
-            if (there[i]) __stcs(reinterpret_cast<Word*>(to[i]), data[i]);
-        }
-    }
-}
-
-// ---- the host's part: from blocks to launches ----
 
 // A geometry and all bases that share it, in the order of the plan.
 struct Planes {
     Walk walk;
-    int word;             // bytes in a piece
-    int64_t unit_pieces;  // of one base
+    int word;  // bytes in a piece
+    int64_t fragment_pieces;
+    int64_t unit_fragments;  // of one base
     std::vector<Bases> bases;
+
+    int64_t unit_pieces() const { return fragment_pieces * unit_fragments; }
 };
 
 Addressing addressing(int64_t page, int64_t slot, const Side& side) {
@@ -279,7 +69,7 @@ Planes planes_of(const Fragments& fragments, const Plan& plan) {
     const int64_t unit_stride = slow.linear ? slow.page : slow.slot;
     std::array<FragmentAxis, 3> axes{};
     std::copy_n(fragments.axis, fragments.axes, axes.begin());
-    std::sort(axes.begin(), axes.begin() + fragments.axes, [&](const FragmentAxis& a, const FragmentAxis& b) {
+    std::stable_sort(axes.begin(), axes.begin() + fragments.axes, [&](const FragmentAxis& a, const FragmentAxis& b) {
         return by_dst ? a.dst_stride < b.dst_stride : a.src_stride < b.src_stride;
     });
     walk.unit_axis = 0;
@@ -297,8 +87,8 @@ Planes planes_of(const Fragments& fragments, const Plan& plan) {
     }
     walk.axes = fragments.axes + 1;
     planes.word = widest_word(bits);
-    walk.pieces = Divider(static_cast<uint32_t>(fragments.fragment_bytes / planes.word));
-    planes.unit_pieces = unit_fragments * (fragments.fragment_bytes / planes.word);
+    planes.fragment_pieces = fragments.fragment_bytes / planes.word;
+    planes.unit_fragments = unit_fragments;
     planes.bases.push_back({fragments.src, fragments.dst});
     return planes;
 }
@@ -307,8 +97,7 @@ bool same_geometry(const Walk& a, const Walk& b) {
     const auto same_side = [](const Addressing& s, const Addressing& t) {
         return s.page == t.page && s.slot == t.slot && s.linear == t.linear;
     };
-    bool same = a.axes == b.axes && a.pieces.divisor == b.pieces.divisor && a.unit_axis == b.unit_axis &&
-                same_side(a.src, b.src) && same_side(a.dst, b.dst);
+    bool same = a.axes == b.axes && a.unit_axis == b.unit_axis && same_side(a.src, b.src) && same_side(a.dst, b.dst);
     for (int axis = 0; axis < kAxes; ++axis) {
         same = same && a.axis[axis].divisor == b.axis[axis].divisor && a.src_stride[axis] == b.src_stride[axis] &&
                a.dst_stride[axis] == b.dst_stride[axis];
@@ -351,7 +140,8 @@ std::vector<Planes> group_by_geometry(const Plan& plan) {
     for (const Fragments& fragments : all) {
         Planes planes = planes_of(fragments, plan);
         const auto known = std::find_if(groups.begin(), groups.end(), [&](const Planes& group) {
-            return group.word == planes.word && same_geometry(group.walk, planes.walk);
+            return group.word == planes.word && group.fragment_pieces == planes.fragment_pieces &&
+                   same_geometry(group.walk, planes.walk);
         });
         if (known == groups.end()) {
             groups.push_back(std::move(planes));
@@ -368,7 +158,7 @@ struct Part {
     size_t begin, end;
 
     size_t bases() const { return end - begin; }
-    int64_t unit_pieces() const { return planes->unit_pieces * static_cast<int64_t>(bases()); }
+    int64_t unit_pieces() const { return planes->unit_pieces() * static_cast<int64_t>(bases()); }
 };
 
 // One kernel launch over some units.
@@ -383,7 +173,7 @@ std::vector<Load> divide_into_loads(const std::vector<Planes>& groups, size_t ma
         bool open = false;  // a kernel knows one word size
         for (const Planes& planes : groups) {
             if (planes.word != word) continue;
-            const auto numbered = static_cast<size_t>(std::max<int64_t>(1, kMaxPieces / planes.unit_pieces));
+            const auto numbered = static_cast<size_t>(std::max<int64_t>(1, kMaxPieces / planes.unit_pieces()));
             for (size_t begin = 0; begin < planes.bases.size();) {
                 if (!open || loads.back().parts.size() == kMaxWalks || loads.back().bases == max_bases)
                     loads.emplace_back();
@@ -407,13 +197,7 @@ class SideIndices {
     bool on_host() const { return indices_.data != nullptr && indices_.device < 0; }
     bool fits_inline() const { return limit_ <= (int64_t(1) << 32); }
 
-    void upload(int64_t count, const Context& context) {
-        std::vector<int64_t> values(count);
-        for (int64_t i = 0; i < count; ++i) values[i] = indices_[i];
-        indices_ = Indices{};
-        indices_.data = context.surroundings.upload(values.data(), count * 8, context.device);
-        indices_.device = context.device;
-    }
+    void upload(int64_t count, const Context& context) { indices_ = uploaded(indices_, count, context); }
 
     // For units [unit, unit + count). Values in host memory go into the payload at `end`, which they advance.
     DeviceIndices place(int64_t unit, int64_t count, char* payload, uint32_t& end) const {
@@ -440,11 +224,12 @@ FaultRecord fault_of(const Plan& plan, const char* indices, const Side& side) {
     return {plan.op, indices, side.limit_argument, side.limit_element, 0, 0, side.limit, plan.pages, 0};
 }
 
-// Without a word from the caller: the fewest blocks that saturate the link at rows of 128 bytes to 2 KiB, measured on an H200
-// over PCIe Gen5: random rows written to the host need the most. Between memories of GPUs every SM counts.
-int default_blocks(const Plan& plan, const Context& context) {
-    if (plan.src.device < 0) return 8;
-    if (plan.dst.device < 0) return 16;
+// Without a word from the caller: the fewest blocks that saturate the link, more where pieces are narrow. Between memories
+// of GPUs every SM counts.
+int default_blocks(const Plan& plan, int word, const Context& context) {
+    const int narrow = 16 / word;
+    if (plan.src.device < 0) return static_cast<int>(tuning::load_blocks) * narrow;
+    if (plan.dst.device < 0) return static_cast<int>(tuning::store_blocks) * narrow;
     int sms = 0;
     context.check(cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, context.device),
                   "cudaDeviceGetAttribute");
@@ -456,12 +241,83 @@ struct Sides {
     bool skips;
 };
 
+// What a way of moving asks of the division into chunks and slabs.
+struct Cutting {
+    int warps;                              // of a block
+    int64_t largest_chunk, smallest_chunk;  // pieces
+    int64_t largest_slab;                   // pieces
+};
+constexpr Cutting kRegisterCutting{kRegisterThreads / kWarp, kRegisterChunk, kRegisterSmallestChunk,
+                                   kWarp * kRegisterChunk};
+constexpr Cutting kRingCutting{kRingWarps, kRingSlabBytes / 16, kWarp, kRingSlabBytes / 16};
+
+// Chunks and slabs as large as they may be, so long as there is work for every warp.
+void cut_into_slabs(Walk& walk, const Part& part, int64_t units, const Cutting& cutting, int blocks) {
+    const int64_t fragment = part.planes->fragment_pieces;
+    const int64_t fragments = part.planes->unit_fragments * static_cast<int64_t>(part.bases()) * units;
+    const int64_t warps = int64_t(blocks) * cutting.warps;
+    const int64_t share = fragments * fragment / warps;
+    const int64_t most = std::clamp(share, cutting.smallest_chunk, cutting.largest_chunk);
+    int64_t chunks = (fragment + most - 1) / most;
+    // Chunks begin at lines of 128 bytes where the fragment does.
+    const int64_t line = std::max<int64_t>(1, 128 / part.planes->word);
+    const int64_t chunk = chunks == 1 ? fragment : ((fragment + chunks - 1) / chunks + line - 1) / line * line;
+    chunks = (fragment + chunk - 1) / chunk;
+    walk.chunks = Divider(static_cast<uint32_t>(chunks));
+    walk.chunk_pieces = Divider(static_cast<uint32_t>(chunk));
+    walk.last_pieces = static_cast<uint32_t>(fragment - (chunks - 1) * chunk);
+    walk.items = static_cast<uint32_t>(fragments * chunks);
+    const int64_t fits = std::clamp<int64_t>(cutting.largest_slab / chunk, 1, kWarp);
+    walk.slab = static_cast<uint32_t>(std::clamp<int64_t>(walk.items / warps, 1, fits));
+}
+
+bool has_ring(const Context& context) {
+    int major = 0;
+    context.check(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, context.device),
+                  "cudaDeviceGetAttribute");
+    return major >= 9;
+}
+
+// Both sides in the GPU's memory need no more in flight than registers hold.
+bool ring_pays(const Plan& plan, const Load& load, const Context& context) {
+    if (load.parts[0].planes->word != 16 || (plan.src.device >= 0 && plan.dst.device >= 0)) return false;
+    const int64_t least = plan.src.device < 0 ? tuning::ring_load_bytes : tuning::ring_store_bytes;
+    for (const Part& part : load.parts) {
+        if (part.planes->fragment_pieces * 16 < least) return false;
+    }
+    return has_ring(context);
+}
+
+template <int kPayload>
+void launch_ring(const Launch<kPayload>& launch, int blocks, const Context& context) {
+    // For each device, and cheap where it is set already.
+    context.check(cudaFuncSetAttribute(move_by_ring<kPayload>, cudaFuncAttributeMaxDynamicSharedMemorySize, kRingBytes),
+                  "cudaFuncSetAttribute");
+    move_by_ring<<<blocks, kRingWarps * kWarp, kRingBytes, context.stream>>>(launch);
+}
+
+template <int kPayload>
+void launch_registers(const Launch<kPayload>& launch, int word, int blocks, const Context& context) {
+    switch (word) {
+        case 16: move_by_registers<uint4><<<blocks, kRegisterThreads, 0, context.stream>>>(launch); break;
+        case 8: move_by_registers<uint2><<<blocks, kRegisterThreads, 0, context.stream>>>(launch); break;
+        case 4: move_by_registers<unsigned int><<<blocks, kRegisterThreads, 0, context.stream>>>(launch); break;
+        case 2: move_by_registers<unsigned short><<<blocks, kRegisterThreads, 0, context.stream>>>(launch); break;
+        default: move_by_registers<unsigned char><<<blocks, kRegisterThreads, 0, context.stream>>>(launch); break;
+    }
+}
+
 template <int kPayload>
 void launch(const Plan& plan, const Context& context, const Load& load, const Sides& sides, int64_t unit, int64_t units,
             bool reports) {
+    const bool ring = ring_pays(plan, load, context);
+    const Cutting& cutting = ring ? kRingCutting : kRegisterCutting;
+    const int word = load.parts[0].planes->word;
+    const int wanted = context.num_sms > 0 ? context.num_sms : default_blocks(plan, word, context);
     Launch<kPayload> launch;
-    uint32_t bases = 0, tiles = 0;
+    uint32_t bases = 0;
     int walks = 0;
+    launch.slabs = 0;
     for (const Part& part : load.parts) {
         std::copy(part.planes->bases.begin() + part.begin, part.planes->bases.begin() + part.end,
                   reinterpret_cast<Bases*>(launch.payload) + bases);
@@ -470,9 +326,9 @@ void launch(const Plan& plan, const Context& context, const Load& load, const Si
         walk.axis[walk.unit_axis] = Divider(static_cast<uint32_t>(units));
         walk.first_base = bases;
         walk.bases = static_cast<uint32_t>(part.bases());
-        walk.total = static_cast<uint32_t>(part.unit_pieces() * units);
-        tiles += (walk.total + kTile - 1) / kTile;
-        walk.tiles_end = tiles;
+        cut_into_slabs(walk, part, units, cutting, wanted);
+        launch.slabs += (walk.items + walk.slab - 1) / walk.slab;
+        walk.slabs_end = launch.slabs;
         bases += walk.bases;
     }
     uint32_t end = bases * sizeof(Bases);
@@ -482,16 +338,12 @@ void launch(const Plan& plan, const Context& context, const Load& load, const Si
     if (sides.skips) launch.skip = sides.skip.place(unit, units, launch.payload, end);
     launch.reporter = {fault_word(plan.op, context.device), fault_of(plan, "src_indices", plan.src),
                        fault_of(plan, "dst_indices", plan.dst), unit, reports};
-    launch.tiles = tiles;
 
-    const int wanted = context.num_sms > 0 ? context.num_sms : default_blocks(plan, context);
-    const auto blocks = std::min(static_cast<uint32_t>(wanted), tiles);
-    switch (load.parts[0].planes->word) {
-        case 16: move_pieces<uint4><<<blocks, kThreads, 0, context.stream>>>(launch); break;
-        case 8: move_pieces<uint2><<<blocks, kThreads, 0, context.stream>>>(launch); break;
-        case 4: move_pieces<unsigned int><<<blocks, kThreads, 0, context.stream>>>(launch); break;
-        case 2: move_pieces<unsigned short><<<blocks, kThreads, 0, context.stream>>>(launch); break;
-        default: move_pieces<unsigned char><<<blocks, kThreads, 0, context.stream>>>(launch); break;
+    const auto blocks = static_cast<int>(std::min(static_cast<uint32_t>(wanted), launch.slabs));
+    if (ring) {
+        launch_ring(launch, blocks, context);
+    } else {
+        launch_registers(launch, word, blocks, context);
     }
     context.check(cudaGetLastError(), "the launch of the SM kernel");
 }
